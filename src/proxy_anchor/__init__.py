@@ -1,0 +1,29 @@
+"""Proxy-Anchor deep metric learning: losses, embedding networks, exact retrieval and its metrics.
+
+The public names below are loaded on first use, so that a command pays only for what it needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss as ProxyAnchorLoss
+    from proxy_anchor.models.embedding_net import EmbeddingNet as EmbeddingNet
+    from proxy_anchor.retrieval.metrics import recall_at_k as recall_at_k
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "EmbeddingNet": "proxy_anchor.models.embedding_net",
+    "ProxyAnchorLoss": "proxy_anchor.losses.proxy_anchor",
+    "recall_at_k": "proxy_anchor.retrieval.metrics",
+}
+__all__ = ["EmbeddingNet", "ProxyAnchorLoss", "recall_at_k"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

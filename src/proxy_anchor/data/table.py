@@ -1,0 +1,115 @@
+"""The one table type that every benchmark and every user's folder is turned into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from proxy_anchor.errors import UsageError
+
+
+def natural_key(name: str) -> list[tuple[int, int | str]]:
+    """Sort key under which '2' comes before '10' and text sorts as text."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTable:
+    """N images and their classes.
+
+    paths: N files. labels: (N,) int64 in [0, C), an index into `classes`. classes: C names, in label order.
+    """
+
+    paths: tuple[Path, ...]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.paths) != len(self.labels):
+            raise ValueError(f"{len(self.paths)} paths but {len(self.labels)} labels")
+        if len(self.labels) and not (0 <= self.labels.min() and self.labels.max() < len(self.classes)):
+            raise ValueError(f"labels must lie in [0, {len(self.classes)})")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+
+def make_tables(*groups: Iterable[tuple[Path, str]]) -> list[ImageTable]:
+    """Tables over one common, naturally sorted label map, so that equal classes have equal labels in all of them.
+
+    Each group is a sequence of (path, class name); class names may have gaps or be any text. Pass query and
+    gallery together: labels of two maps must never be compared.
+    """
+    rows = [list(group) for group in groups]
+    classes = tuple(sorted({name for group in rows for _, name in group}, key=natural_key))
+    index = {name: label for label, name in enumerate(classes)}
+    return [
+        ImageTable(
+            tuple(path for path, _ in group),
+            np.fromiter((index[name] for _, name in group), dtype=np.int64, count=len(group)),
+            classes,
+        )
+        for group in rows
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """What a loader function returns: images to train on and images to search.
+
+    gallery None means that every query image searches all the other query images. Query and gallery share one
+    label map; the training map is its own, because in this field the two hold different classes.
+    notice: one line for the user about how the split came about, or "".
+    """
+
+    name: str
+    train: ImageTable
+    query: ImageTable
+    gallery: ImageTable | None = None
+    notice: str = ""
+
+    def __post_init__(self) -> None:
+        if self.gallery is not None and self.gallery.classes != self.query.classes:
+            raise ValueError("query and gallery must share one label map (use make_tables on both)")
+
+    @property
+    def tables(self) -> dict[str, ImageTable]:
+        """The tables by name: train, query and, where there is one, gallery."""
+        named = {"train": self.train, "query": self.query}
+        return named if self.gallery is None else {**named, "gallery": self.gallery}
+
+    @property
+    def shared_classes(self) -> list[str]:
+        """Names of classes that are both trained on and searched (empty in a class-disjoint protocol)."""
+        searched = set(self.query.classes)
+        return [name for name in self.train.classes if name in searched]
+
+
+def missing_or_empty(paths: Sequence[Path]) -> list[str]:
+    """Every path that is no file or has no bytes, with the reason, in one pass over the file system."""
+    bad = []
+    for path in paths:
+        try:
+            size = path.stat().st_size
+        except OSError:
+            bad.append(f"{path} (missing)")
+        else:
+            if size == 0:
+                bad.append(f"{path} (empty)")
+    return bad
+
+
+def require_files(paths: Sequence[Path], what: str) -> None:
+    """Raise one UsageError that counts and names files that are missing or empty."""
+    bad = missing_or_empty(paths)
+    if bad:
+        shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+        raise UsageError(f"{len(bad)} of {len(paths)} {what} images cannot be used: {shown}. Restore or remove them.")
