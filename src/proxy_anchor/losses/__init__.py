@@ -1,0 +1,1 @@
+"""Losses: modules called as `loss(embeddings, labels)` that return a scalar."""

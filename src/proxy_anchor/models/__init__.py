@@ -1,0 +1,1 @@
+"""Embedding networks: a timm backbone, pooling, one linear layer, unit length."""

@@ -1,0 +1,1 @@
+"""Reports: tables, curves and pictures from what a run has written."""

@@ -1,0 +1,29 @@
+"""Exact search by cosine similarity and the metrics that are counted from it.
+
+The names below are loaded on first use. The search function itself is `proxy_anchor.retrieval.search.search`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxy_anchor.retrieval.metrics import RecallAtK as RecallAtK
+    from proxy_anchor.retrieval.metrics import num_queries_without_positive as num_queries_without_positive
+    from proxy_anchor.retrieval.metrics import recall_at_k as recall_at_k
+    from proxy_anchor.retrieval.search import resolve_engine as resolve_engine
+
+_HOME = {
+    "RecallAtK": "proxy_anchor.retrieval.metrics",
+    "num_queries_without_positive": "proxy_anchor.retrieval.metrics",
+    "recall_at_k": "proxy_anchor.retrieval.metrics",
+    "resolve_engine": "proxy_anchor.retrieval.search",
+}
+__all__ = ["RecallAtK", "num_queries_without_positive", "recall_at_k", "resolve_engine"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

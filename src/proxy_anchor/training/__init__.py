@@ -1,0 +1,1 @@
+"""The training loop: LightningModule, parameter groups, warm-up, the recall callback."""

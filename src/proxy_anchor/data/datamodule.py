@@ -1,0 +1,85 @@
+"""One LightningDataModule for every data set: it only turns tables into loaders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from proxy_anchor.data.images import ImageDataset, test_transform, train_transform
+from proxy_anchor.data.table import Splits
+from proxy_anchor.errors import UsageError, check_int
+
+
+class ImageDataModule(pl.LightningDataModule):
+    """Loaders over a benchmark's splits.
+
+    Batches are (images uint8 (B, 3, crop, crop), labels (B,), dataset indices (B,)). Training batches are shuffled and
+    the last short one is dropped; evaluation keeps order and drops nothing.
+
+    Args:
+        splits: what to train on and what to search.
+        batch_size: training images per step, over all devices.
+        eval_batch_size: images per evaluation step (default: batch_size).
+        num_workers: decoding processes; None takes the cores of this process, at most 16.
+        crop, resize: sides in pixels (see `test_transform`). scale, flip: see `train_transform`.
+
+    Raises UsageError when a value is out of range or the training images do not fill one batch.
+    """
+
+    def __init__(
+        self,
+        splits: Splits,
+        *,
+        batch_size: int = 180,
+        eval_batch_size: int | None = None,
+        num_workers: int | None = None,
+        crop: int = 224,
+        resize: int = 256,
+        scale: Sequence[float] = (0.08, 1.0),
+        flip: float = 0.5,
+    ) -> None:
+        super().__init__()
+        check_int("data.batch_size", batch_size, 1)
+        if eval_batch_size is not None:
+            check_int("data.eval_batch_size", eval_batch_size, 1)
+        if num_workers is not None:
+            check_int("data.num_workers", num_workers, 0)
+        if batch_size > len(splits.train):
+            raise UsageError(
+                f"data.batch_size={batch_size} is larger than the {len(splits.train)} training images of {splits.name}: "
+                "no batch would be full. Lower data.batch_size."
+            )
+        self.splits = splits
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size or batch_size
+        self.num_workers = min(len(os.sched_getaffinity(0)), 16) if num_workers is None else num_workers
+        low, high = scale
+        train = train_transform(crop, scale=(low, high), flip=flip)
+        test = test_transform(crop, resize=resize)
+        self.train_images = ImageDataset(splits.train, train)
+        self.query_images = ImageDataset(splits.query, test)
+        self.gallery_images = None if splits.gallery is None else ImageDataset(splits.gallery, test)
+
+    def train_dataloader(self) -> DataLoader:
+        """Shuffled full batches."""
+        return self._loader(self.train_images, self.batch_size, shuffle=True, drop_last=True)
+
+    def val_dataloader(self) -> list[DataLoader]:
+        """[query] or [query, gallery], in table order."""
+        evaluated = [self.query_images] if self.gallery_images is None else [self.query_images, self.gallery_images]
+        return [self._loader(images, self.eval_batch_size) for images in evaluated]
+
+    def _loader(self, images: Dataset, batch_size: int, *, shuffle: bool = False, drop_last: bool = False) -> DataLoader:
+        return DataLoader(
+            images,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=self.num_workers > 0,
+        )

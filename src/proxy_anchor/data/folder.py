@@ -1,0 +1,161 @@
+"""The user's own images: class folders, or a CSV file that lists them."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections import Counter
+from pathlib import Path
+
+from proxy_anchor.data.images import IMAGE_SUFFIXES, is_image_file
+from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
+from proxy_anchor.errors import UsageError, check_number, did_you_mean
+
+_TRAIN_NAMES = ("train", "training")
+_TEST_NAMES = ("test", "val", "valid", "validation")
+_ROLES = ("query", "gallery")
+_NOT_CLASSES = ("__MACOSX",)
+_COLUMNS = ("path", "label", "split", "role")
+
+Row = tuple[Path, str]
+
+
+def load_folder(
+    root: Path | str | None, *, csv_file: Path | str | None = None, test_fraction: float = 0.5, split_seed: int = 0
+) -> Splits:
+    """Splits of the user's own images.
+
+    root: a folder with one sub-folder of images per class, or with `train` and `test` folders of such sub-folders.
+        With `csv_file`, the folder that relative paths of the list start from (default: the list's own folder).
+    csv_file: a table with the columns path, label and, where wanted, split (train or test) and role (query or gallery,
+        for test images).
+    test_fraction: where no split is given, the share of the *classes* that is searched, at least one of each kind;
+        no class is on both sides. split_seed: which classes these are.
+
+    Raises UsageError for a missing folder or list, an empty class, unknown columns or values, missing or empty images,
+    or too few classes.
+    """
+    check_number("dataset.test_fraction", test_fraction, 0, maximum=1, exclusive=True)
+    if csv_file is not None:
+        csv_file = Path(csv_file)
+        return _from_csv(csv_file, Path(root) if root is not None else csv_file.parent, test_fraction, split_seed)
+    if root is None:
+        raise UsageError("dataset=folder needs dataset.root=FOLDER (one sub-folder per class) or dataset.csv=FILE.")
+    root = Path(root)
+    if not root.is_dir():
+        raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds one sub-folder per class.")
+    folders = {path.name.lower(): path for path in _class_folders(root)}
+    train = [folders[name] for name in _TRAIN_NAMES if name in folders]
+    test = [folders[name] for name in _TEST_NAMES if name in folders]
+    if len(train) == 1 and len(test) == 1 and len(folders) == 2:
+        return _finish(_rows_of_classes(train[0]), _rows_of_classes(test[0]), None, root.name)
+    return _split_classes(_rows_of_classes(root), test_fraction, split_seed, root.name)
+
+
+def _class_folders(root: Path) -> list[Path]:
+    entries = (path for path in root.iterdir() if path.is_dir())
+    return sorted(
+        (path for path in entries if not path.name.startswith(".") and path.name not in _NOT_CLASSES),
+        key=lambda path: natural_key(path.name),
+    )
+
+
+def _rows_of_classes(root: Path) -> list[Row]:
+    """(path, class) of every image below the class folders of `root`, sub-folders included."""
+    rows: list[Row] = []
+    folders = _class_folders(root)
+    if not folders:
+        suffixes = " ".join(sorted(IMAGE_SUFFIXES))
+        raise UsageError(f"{root} has no class folders: put each class's images ({suffixes}) in a sub-folder of its own.")
+    for folder in folders:
+        images = sorted(path for path in folder.rglob("*") if is_image_file(path) and path.is_file())
+        if not images:
+            raise UsageError(f"class folder {folder} holds no image: add images or remove the folder.")
+        rows += [(path, folder.name) for path in images]
+    return rows
+
+
+def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> Splits:
+    try:
+        text = file.read_text(encoding="utf-8-sig")  # spreadsheets write a byte-order mark
+    except FileNotFoundError:
+        raise UsageError(f"dataset.csv={file}: no such file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"dataset.csv={file} cannot be read as UTF-8 text ({error}).") from error
+    lines = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    columns = [(name or "").strip().lower() for name in lines.fieldnames or []]
+    lines.fieldnames = columns
+    for name in columns:
+        if name not in _COLUMNS:
+            raise UsageError(f"{file}: unknown column {name!r}; known: {', '.join(_COLUMNS)}.{did_you_mean(name, _COLUMNS)}")
+    for name in ("path", "label"):
+        if name not in columns:
+            raise UsageError(f"{file}: column {name!r} is missing; the first line must read path,label[,split][,role].")
+    groups: dict[str, list[Row]] = {"": [], "train": [], "query": [], "gallery": []}
+    for line in lines:
+        where = f"{file}, line {lines.line_num}"
+        values = {name: (line.get(name) or "").strip() for name in _COLUMNS}
+        if not values["path"] or not values["label"]:
+            raise UsageError(f"{where}: path or label is empty; fill it in or remove the line.")
+        groups[_group_of(values["split"].lower(), values["role"].lower(), where)].append(
+            (base / values["path"], values["label"])
+        )
+    rows = [row for group in groups.values() for row in group]
+    if not rows:
+        raise UsageError(f"{file} lists no images.")
+    twice = [path for path, count in Counter(path for path, _ in rows).items() if count > 1]
+    if twice:
+        raise UsageError(f"{file} lists {len(twice)} images more than once, the first is {twice[0]}: keep one line each.")
+    require_files([path for path, _ in rows], f"{file.name}:")
+    if groups[""]:
+        if len(groups[""]) != len(rows):
+            raise UsageError(f"{file}: {len(groups[''])} of {len(rows)} lines have no split; fill in all of them or none.")
+        return _split_classes(rows, test_fraction, split_seed, file.stem)
+    return _finish(groups["train"], groups["query"], groups["gallery"] or None, file.stem)
+
+
+def _group_of(split: str, role: str, where: str) -> str:
+    if split and split not in _TRAIN_NAMES + _TEST_NAMES:
+        raise UsageError(f"{where}: split {split!r} is not known; use train or test.")
+    if role and role not in _ROLES:
+        raise UsageError(f"{where}: role {role!r} is not known; use query or gallery.")
+    if split in _TRAIN_NAMES:
+        return "train"
+    if not split:
+        if role:
+            raise UsageError(f"{where}: role {role!r} needs split=test on the same line.")
+        return ""
+    return role or "query"
+
+
+def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name: str) -> Splits:
+    """Share the classes out at random: no split was given."""
+    classes = sorted({label for _, label in rows}, key=natural_key)
+    if len(classes) < 4:
+        raise UsageError(
+            f"{name} has {len(classes)} classes; a class-disjoint split needs at least 4 (2 to train, 2 to search)."
+        )
+    random.Random(split_seed).shuffle(classes)
+    num_test = min(max(2, round(len(classes) * test_fraction)), len(classes) - 2)
+    test_classes = set(classes[:num_test])
+    train = [row for row in rows if row[1] not in test_classes]
+    test = [row for row in rows if row[1] in test_classes]
+    notice = (
+        f"no split was given: {len(classes) - num_test} classes train and {num_test} other classes are searched "
+        f"(dataset.test_fraction={test_fraction:g}, dataset.split_seed={split_seed})."
+    )
+    return _finish(train, test, None, name, notice)
+
+
+def _finish(train: list[Row], query: list[Row], gallery: list[Row] | None, name: str, notice: str = "") -> Splits:
+    for what, rows in {"train": train, "test": query}.items():
+        if not rows:
+            raise UsageError(f"{name} has no {what} images: give both a train and a test part, or no split at all.")
+    require_files([path for path, _ in train + query + (gallery or [])], name)
+    [train_table] = make_tables(train)
+    query_table, *gallery_table = make_tables(query, *([gallery] if gallery else []))
+    splits = Splits(name, train_table, query_table, gallery_table[0] if gallery_table else None, notice)
+    if splits.shared_classes:
+        shared = f"{len(splits.shared_classes)} of {query_table.num_classes} searched classes are also trained on"
+        splits = Splits(name, train_table, query_table, splits.gallery, f"{shared}: Recall@K is not over unseen classes.")
+    return splits

@@ -1,0 +1,199 @@
+"""The embedded default data set `glyphs`: characters drawn with the fonts that matplotlib ships.
+
+A class is a character, an image is that character in one of 12 faces under a random pose, colours, background,
+clutter and noise. Training and searched classes are disjoint, as in every benchmark here. Nothing is downloaded: the
+images are drawn on first use and kept as PNG files, so that every later step meets ordinary image files.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+import uuid
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from tqdm import tqdm
+
+from proxy_anchor.data.table import Splits, make_tables
+from proxy_anchor.errors import UsageError, check_int
+
+# Part of the cache folder's name: raise it with every change to the pictures, or old ones would be read.
+FORMAT_VERSION = 1
+
+FACES = tuple(
+    f"DejaVu{family}{style}.ttf"
+    for family, slanted in (("Sans", "Oblique"), ("SansMono", "Oblique"), ("Serif", "Italic"))
+    for style in ("", "-Bold", f"-{slanted}", f"-Bold{slanted}")
+)
+
+# Characters that all 12 faces draw and of which no two look alike in any face, whatever their size and rotation in the
+# pose range (Latin A, Greek Alpha and Cyrillic A are one shape: only the first is here). `choose_characters` in
+# tests/data/test_glyphs.py made this list; a test there measures all pairs again.
+CHARACTERS = (
+    "012345679ACEFGHKLMPRTUVWXYZabdfkmnqrtÆÞæþŁŒŦŧƆƈƌƑƔƕƛƜƝƣƦƨƩƪƫƲƸƺƾǂǶȤȴȵȶȸȹȻȽȾȿɀɁɄɍɖɚɝɠɧɬɮɲɳɴɹɻʃʇʍʎʐʑʕʖʛʝʞʤʦʧʩʫʭʮ"
+    "ΞΦΨαβζιλμνξτωϚϞϟϡϻϾϿЂЉЋЏЖЛЧЪдцњћѢҐҘҚҤҬҳҺӃӋԴԶԷԸԻԾԿՀՃՆՉՊՌՎՐՒՔՖմչջֆეკლოქღჯჰჱᴖᴗᴝᴞᵻⱤⱵꞐꞪ"
+    "#$%&+<>?¢£¤¥§©¬®°±¶₯₸₹∀∆∇∋∏∓∗∙√∛∞∟∠∹≂≃≐≑≓≡≤≥⊂⊆⊇⊏⊐⊓⊔⊖⊞⊡⊢⊣⋄⌂⌐⌑⌘⌙⌥⌨☀☼☿♀♁♂♃♄♅♆♇♠♡♢♤♧♪♫♬♭♯"
+)
+
+MAX_ROTATION_DEG = 12.0  # either way, so two images of a class differ by at most twice this
+MAX_SHEAR = 0.15
+EXTENT = (0.5, 0.72)  # longer side of the upright character, as a share of the image side
+MAX_SHIFT = 0.1  # of the image side
+MIN_CONTRAST = 70.0  # between character and mean background, in grey levels of 255
+NOISE = (4.0, 20.0)  # standard deviation, in grey levels of 255
+FONT_PX = 64  # drawn at this size once, then brought to its pose in one resampling
+GREY = np.array([0.299, 0.587, 0.114])
+
+
+def load_glyphs(
+    root: Path | str,
+    *,
+    seed: int = 0,
+    train_classes: int = 120,
+    test_classes: int = 120,
+    images_per_class: int = 24,
+    image_size: int = 48,
+) -> Splits:
+    """Draw the glyphs below `root` (seconds, the first time only) and return them, class-disjoint, gallery None.
+
+    seed: chooses the characters of each split and every pose; images are the same to the pixel whatever was drawn
+    before and in which order. images_per_class: at least 2. image_size: side in pixels, at least 24.
+    Raises UsageError when a number is out of range, when the characters do not suffice, when a font is missing or
+    when `root` cannot be written.
+    """
+    check_int("seed", seed, 0)
+    check_int("train_classes", train_classes, 1)
+    check_int("test_classes", test_classes, 1)
+    check_int("images_per_class", images_per_class, 2)
+    check_int("image_size", image_size, 24)
+    if train_classes + test_classes > len(CHARACTERS):
+        raise UsageError(
+            f"train_classes={train_classes} and test_classes={test_classes}: glyphs has {len(CHARACTERS)} characters "
+            f"for both together; ask for fewer."
+        )
+    folder = Path(root) / (
+        f"glyphs-v{FORMAT_VERSION}-seed{seed}-{train_classes}+{test_classes}classes-{images_per_class}x{image_size}px"
+    )
+    order = [CHARACTERS[i] for i in np.random.default_rng(seed).permutation(len(CHARACTERS))]
+    parts = {"train": order[:train_classes], "test": order[train_classes : train_classes + test_classes]}
+    rows: dict[str, list[tuple[Path, str]]] = {"train": [], "test": []}
+    jobs: dict[Path, tuple[str, int]] = {}
+    for part, characters in parts.items():
+        for character in characters:
+            name = class_name(character)
+            for index in range(images_per_class):
+                path = folder / part / name / f"{index:03d}.png"
+                rows[part].append((path, name))
+                jobs[path] = (character, index)
+    missing = [path for path in jobs if not _is_whole(path)]
+    if missing:
+        _draw_missing(jobs, missing, seed=seed, image_size=image_size)
+    return Splits("glyphs", train=make_tables(rows["train"])[0], query=make_tables(rows["test"])[0])
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def class_name(character: str) -> str:
+    """The folder of a character, in ASCII: 'u0416_cyrillic_capital_letter_zhe'."""
+    readable = unicodedata.name(character).lower().replace(" ", "_").replace("-", "_")
+    return f"u{ord(character):04x}_{readable}"
+
+
+def draw_glyph(character: str, index: int, *, seed: int = 0, image_size: int = 48) -> Image.Image:
+    """Image number `index` of a character: RGB, `image_size` pixels square. A pure function of its arguments."""
+    rng = np.random.default_rng([seed, ord(character), index])
+    # Ground: a few random colours blown up are gradient and texture at once; ink is a similar, calmer field.
+    base = rng.uniform(0, 255, 3)
+    ground = _field(base + rng.normal(0, 35, (4, 4, 3)), image_size)
+    draw = ImageDraw.Draw(ground)
+    for _ in range(rng.integers(3, 7)):
+        _draw_clutter(draw, rng, image_size)
+    ink_colour = rng.uniform(0, 255, 3)
+    while abs((ink_colour - base) @ GREY) < MIN_CONTRAST:
+        ink_colour = rng.uniform(0, 255, 3)
+    ink = _field(ink_colour + rng.normal(0, 15, (2, 2, 3)), image_size)
+    face = FACES[rng.integers(len(FACES))]
+    ground.paste(ink, mask=_posed_mask(character, face, rng, image_size))
+    noise = rng.standard_normal((image_size, image_size, 3), dtype=np.float32) * np.float32(rng.uniform(*NOISE))
+    return Image.fromarray(np.clip(np.asarray(ground) + noise, 0, 255).astype(np.uint8))
+
+
+def _field(colours: np.ndarray, size: int) -> Image.Image:
+    """A smooth field through a small grid of colours."""
+    grid = Image.fromarray(np.clip(colours, 0, 255).astype(np.uint8))
+    return grid.resize((size, size), Image.Resampling.BICUBIC)
+
+
+def _draw_clutter(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int) -> None:
+    """One random line or arc, thin enough not to be taken for a character."""
+    x0, y0, x1, y1 = (float(value) for value in rng.uniform(-0.2, 1.2, 4) * size)
+    red, green, blue = (int(value) for value in rng.integers(0, 256, 3))
+    width = int(rng.integers(1, max(2, size // 16) + 1))
+    if rng.random() < 0.5:
+        draw.line((x0, y0, x1, y1), fill=(red, green, blue), width=width)
+    else:
+        start = float(rng.uniform(0, 360))
+        box = (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
+        draw.arc(box, start, start + float(rng.uniform(60, 300)), fill=(red, green, blue), width=width)
+
+
+def upright_mask(character: str, face: str) -> Image.Image:
+    """The ink of a character, cut out: mode L, 255 where there is ink."""
+    canvas = Image.new("L", (4 * FONT_PX, 3 * FONT_PX))
+    ImageDraw.Draw(canvas).text((FONT_PX, FONT_PX // 2), character, font=_font(face), fill=255)
+    return canvas.crop(canvas.getbbox())
+
+
+def _posed_mask(character: str, face: str, rng: np.random.Generator, size: int) -> Image.Image:
+    """The ink in its random pose: mode L, `size` pixels square."""
+    mask = upright_mask(character, face)
+    scale = rng.uniform(*EXTENT) * size / max(mask.size)
+    angle, shear = np.radians(rng.uniform(-MAX_ROTATION_DEG, MAX_ROTATION_DEG)), rng.uniform(-MAX_SHEAR, MAX_SHEAR)
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    inverse = np.linalg.inv(scale * rotation @ np.array([[1, shear], [0, 1]]))  # PIL maps output to input
+    centre_out = size * (0.5 + rng.uniform(-MAX_SHIFT, MAX_SHIFT, 2))
+    offset = np.array(mask.size) / 2 - inverse @ centre_out
+    (a, b), (d, e) = inverse
+    data = (a, b, offset[0], d, e, offset[1])
+    return mask.transform((size, size), Image.Transform.AFFINE, data, Image.Resampling.BILINEAR)
+
+
+@cache
+def _font(face: str) -> ImageFont.FreeTypeFont:
+    import matplotlib  # here: a second, cached call needs no font and should not pay for this import
+
+    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / face
+    try:
+        # BASIC: the other layout engine is not in every build of Pillow, and images must not depend on the build.
+        return ImageFont.truetype(path, FONT_PX, layout_engine=ImageFont.Layout.BASIC)
+    except OSError:
+        raise UsageError(f"font {path} cannot be read; glyphs are drawn with it: reinstall matplotlib.") from None
+
+
+def _draw_missing(jobs: dict[Path, tuple[str, int]], missing: Sequence[Path], *, seed: int, image_size: int) -> None:
+    """Draw the missing images, in this process: about 0.6 ms each, which threads do not improve.
+
+    A file appears under its name only when it is complete, and the set is complete when all names are there. So a run
+    that was killed is simply continued, and two that draw at once write the same bytes.
+    """
+    for face in FACES:
+        _font(face)  # a missing font is told before anything is written
+    try:
+        for folder in {path.parent for path in missing}:
+            folder.mkdir(parents=True, exist_ok=True)
+        for path in tqdm(missing, desc="drawing glyphs", unit=" images", leave=False):
+            character, index = jobs[path]
+            aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+            draw_glyph(character, index, seed=seed, image_size=image_size).save(aside, format="PNG", compress_level=1)
+            os.replace(aside, path)
+    except OSError as error:
+        raise UsageError(f"glyphs cannot be written to disk ({error}); choose another folder or free space.") from None

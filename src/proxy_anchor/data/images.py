@@ -1,0 +1,101 @@
+"""From an image file to pixels: the one place that makes RGB, the crops, and the one image dataset class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageFile
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+from proxy_anchor.data.table import ImageTable
+from proxy_anchor.errors import UsageError, check_int, check_number
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
+# A truncated file must be an error everywhere, also when another library has switched Pillow's leniency on.
+ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+
+def is_image_file(path: Path) -> bool:
+    """Whether the name is an image's: known suffix, and no `._` twin or hidden file of some archive tool."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode (L, LA, P, CMYK, RGBA, I;16, ...) to RGB; transparent pixels are laid over white."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        # Pillow clips these to 0-255 instead of scaling them: a 16-bit scan would turn white.
+        low, high = image.getextrema()
+        scale = 255.0 / max(float(high), 255.0) if float(low) >= 0 else 1.0
+        return image.convert("F").point(lambda value: value * scale).convert("L").convert("RGB")
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def read_rgb(path: Path) -> Image.Image:
+    """Decode an image file to an RGB image.
+
+    Raises UsageError with the file's name when it is missing, empty, truncated or no image.
+    """
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return to_rgb(image)
+    except FileNotFoundError as error:
+        raise UsageError(f"image {path} is missing: restore it or remove it from the list.") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = "empty file" if path.is_file() and path.stat().st_size == 0 else str(error).splitlines()[0]
+        raise UsageError(f"image {path} cannot be read ({reason}): replace or remove it.") from error
+
+
+def train_transform(
+    crop: int, *, scale: tuple[float, float] = (0.08, 1.0), flip: float = 0.5
+) -> Callable[[Image.Image], Tensor]:
+    """Random resized crop and horizontal flip, as in the paper, to a uint8 tensor (3, crop, crop).
+
+    scale: range of the cropped share of the area. flip: probability of mirroring.
+    """
+    check_int("dataset.images.crop", crop, 1)
+    check_number("dataset.images.flip", flip, 0, maximum=1)
+    low, high = scale
+    check_number("dataset.images.scale[0]", low, 0, maximum=high, exclusive=True)
+    check_number("dataset.images.scale[1]", high, low, maximum=1)
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(crop, scale=(low, high), ratio=(3 / 4, 4 / 3), antialias=True),
+            v2.RandomHorizontalFlip(flip),
+            v2.PILToTensor(),
+        ]
+    )
+
+
+def test_transform(crop: int, *, resize: int) -> Callable[[Image.Image], Tensor]:
+    """Shorter side to `resize`, central crop, to a uint8 tensor (3, crop, crop). Bilinear, as in the paper's code."""
+    check_int("dataset.images.crop", crop, 1)
+    check_int("dataset.images.resize", resize, crop)
+    return v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop), v2.PILToTensor()])
+
+
+class ImageDataset(Dataset):
+    """The images of a table, transformed: item i is (uint8 tensor (3, H, W), label, i).
+
+    The index travels with the image, so that evaluation can undo whatever order or padding a sampler made.
+    """
+
+    def __init__(self, table: ImageTable, transform: Callable[[Image.Image], Tensor]) -> None:
+        self.table = table
+        self.transform = transform
+        self.labels = torch.from_numpy(table.labels)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        return self.transform(read_rgb(self.table.paths[index])), self.labels[index], index

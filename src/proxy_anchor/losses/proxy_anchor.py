@@ -1,0 +1,130 @@
+"""Proxy-Anchor loss: Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, Eq. 4 and 5.
+
+The paper's values: alpha 32, delta 0.1, one proxy per class, proxies at 100 x the learning rate of the network.
+
+Where the released code and this file differ, with equal values and gradients wherever the former is finite:
+- log(1 + sum exp) is computed as a log-sum-exp with a zero among its terms (Eq. 5), so it is finite for every alpha;
+- similarities and log-sum-exp are float32 (float64 for float64 input) under every precision;
+- classes are addressed by index; no one-hot matrix and no (C, C) buffer is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from proxy_anchor.errors import UsageError, check_int, check_number
+
+
+def unit_length(vectors: Tensor) -> Tensor:
+    """Rows of (N, D) scaled to length 1 in float32 or better; a zero row stays zero and keeps a finite gradient."""
+    vectors = vectors if vectors.dtype == torch.float64 else vectors.float()
+    # The epsilon stands inside the root, as in the released code: the norm of a zero vector has no gradient.
+    return vectors * torch.rsqrt(vectors.square().sum(dim=1, keepdim=True) + 1e-12)
+
+
+def check_labels(labels: Tensor, embeddings: Tensor, num_classes: int) -> None:
+    """Raise UsageError for labels that are not (B,) integers in [0, C), naming the first one that is not."""
+    if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
+        raise UsageError(
+            f"expected embeddings (B, D) and labels (B,), received {tuple(embeddings.shape)} and {tuple(labels.shape)}."
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise UsageError(f"labels are {labels.dtype}; pass class indices as integers (labels.long()).")
+    outside = (labels < 0) | (labels >= num_classes)
+    if bool(outside.any()):
+        raise UsageError(
+            f"label {int(labels[outside][0])} is outside [0, {num_classes}); number the classes 0 to C - 1 without gaps."
+        )
+
+
+def proxy_anchor_loss(similarities: Tensor, labels: Tensor, alpha: float, delta: float) -> Tensor:
+    """Eq. 4 on cosine similarities (B, C) and labels (B,) in [0, C); returns a scalar."""
+    num_classes = similarities.shape[1]
+    own = labels.unsqueeze(1)
+
+    # log(1 + sum over positives of exp(-alpha (s - delta))), for the classes present in the batch.
+    pull = -alpha * (similarities.gather(1, own).squeeze(1) - delta)  # (B,)
+    peak = pull.new_zeros(num_classes).scatter_reduce(0, labels, pull.detach(), "amax")  # (C,), at least 0: the "1 +"
+    total = torch.exp(-peak).scatter_add(0, labels, torch.exp(pull - peak[labels]))  # (C,)
+    present = torch.zeros_like(peak).scatter(0, labels, 1.0)
+    positive = ((peak + total.log()) * present).sum() / present.sum()
+
+    # log(1 + sum over negatives of exp(alpha (s + delta))), for all classes: the own class is left out by index.
+    push = (alpha * (similarities + delta)).scatter(1, own, -torch.inf)  # (B, C)
+    zero = push.new_zeros(1, num_classes)  # the "1 +"; it also keeps a column without negatives finite
+    negative = torch.logsumexp(torch.cat([push, zero]), dim=0).mean()
+
+    return positive + negative
+
+
+class ProxyAnchorLoss(nn.Module):
+    """Pulls each class's proxy to its samples and pushes it from all others, weighted by relative hardness.
+
+    Args:
+        num_classes: C, the number of training classes; one proxy each.
+        embedding_dim: D.
+        alpha: scale, above 0 (paper: 32).
+        delta: margin on the cosine similarity, at least 0 (paper: 0.1).
+        check_labels: look at every batch's labels. On a GPU this waits for the device; a caller that has checked its
+            whole label map once turns it off.
+
+    Attributes:
+        proxies: (C, D) parameter, kept in float32 (or float64) under every precision. Only its direction matters to
+            the loss, but its norm sets how fast the proxies turn.
+
+    Raises UsageError for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_dim: int,
+        alpha: float = 32.0,
+        delta: float = 0.1,
+        *,
+        check_labels: bool = True,
+    ) -> None:
+        super().__init__()
+        check_int("num_classes", num_classes, 1)
+        check_int("embedding_dim", embedding_dim, 1)
+        check_number("loss.alpha", alpha, 0, exclusive=True)
+        check_number("loss.delta", delta, 0)
+        self.num_classes, self.embedding_dim = num_classes, embedding_dim
+        self.alpha, self.delta = float(alpha), float(delta)
+        self.check_labels = check_labels
+        self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        nn.init.kaiming_normal_(self.proxies, mode="fan_out")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ProxyAnchorLoss:
+        """Follow `.to(device)` and `.double()`, but keep float32 under `.half()`: proxies are weights, not activations."""
+
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
+
+        return super()._apply(keep_precision, recurse)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Eq. 4 of Kim et al. 2020.
+
+        embeddings: (B, D) float, need not be normalised. labels: (B,) integers in [0, C). Returns a scalar in float32
+        (float64 for float64 embeddings and proxies). Raises UsageError when shapes do not fit or a label is outside
+        the range, naming it.
+        """
+        if embeddings.ndim != 2 or embeddings.shape[1] != self.embedding_dim:
+            raise UsageError(f"expected embeddings (B, {self.embedding_dim}), received {tuple(embeddings.shape)}.")
+        if embeddings.shape[0] == 0:
+            raise UsageError("the batch is empty: the loss needs at least one embedding.")
+        if self.check_labels:
+            check_labels(labels, embeddings, self.num_classes)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            dtype = torch.promote_types(self.proxies.dtype, embeddings.dtype)
+            similarities = unit_length(embeddings.to(dtype)) @ unit_length(self.proxies.to(dtype)).T  # (B, C)
+            return proxy_anchor_loss(similarities, labels.long(), self.alpha, self.delta)
+
+    def extra_repr(self) -> str:
+        """The arguments, for print(module)."""
+        return f"{self.num_classes}, {self.embedding_dim}, alpha={self.alpha:g}, delta={self.delta:g}"

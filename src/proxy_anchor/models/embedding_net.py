@@ -1,0 +1,141 @@
+"""The embedding network of the paper: backbone, global pooling, one linear layer, unit length.
+
+Preprocessing is part of the network: it takes pixels in 0-255 and holds the mean and standard deviation that its weights
+were trained with, so that no caller can combine the two wrongly.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from proxy_anchor.errors import UsageError, check_choice, check_int
+from proxy_anchor.models.pooling import POOLINGS
+from proxy_anchor.models.weights import create_pretrained
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class EmbeddingNet(nn.Module):
+    """Images (B, 3, H, W) with values in 0-255 (uint8 or float, RGB) to unit vectors (B, D) in float32.
+
+    Args:
+        backbone: any timm model name, with or without a weights tag ("resnet50.tv_in1k").
+        embedding_dim: D.
+        pooling: "auto" (avg+max for feature maps as in the paper, a transformer's own pooling otherwise), "avg+max",
+            "avg", "max", "gem" or "own" (whatever the backbone does by itself).
+        image_size: side of the images in pixels; only networks that fix it at construction look at it.
+        pretrained: load published weights; False starts from timm's random initialisation.
+        weights: a local weights file instead of the published ones.
+        batch_norm: "frozen_statistics" (running statistics stay, scale and shift train; what the released code does on
+            CUB and Cars), "frozen" (scale and shift stay too) or "train".
+
+    Raises UsageError for an unknown backbone, a pooling that does not fit it, or weights that cannot be had.
+    """
+
+    def __init__(
+        self,
+        backbone: str,
+        embedding_dim: int = 512,
+        *,
+        pooling: str = "auto",
+        image_size: int = 224,
+        pretrained: bool = True,
+        weights: str | None = None,
+        batch_norm: str = "frozen_statistics",
+    ) -> None:
+        super().__init__()
+        check_int("embedding_dim", embedding_dim, 1)
+        check_choice("backbone.pooling", pooling, ["auto", *POOLINGS, "own"])
+        check_choice("batch_norm", batch_norm, ["frozen_statistics", "frozen", "train"])
+        self.batch_norm = batch_norm
+        # Enough to build the same network again around saved weights (see `from_config`).
+        self.config = {
+            "backbone": backbone,
+            "embedding_dim": embedding_dim,
+            "pooling": pooling,
+            "image_size": image_size,
+            "batch_norm": batch_norm,
+        }
+        own_pooling, num_features, timm_kwargs = _inspect(backbone, pooling, image_size)
+        if pretrained or weights is not None:
+            self.backbone = create_pretrained(backbone, weights, **timm_kwargs)
+        else:
+            self.backbone = timm.create_model(backbone, pretrained=False, **timm_kwargs)
+        kind = "avg+max" if pooling == "auto" else pooling
+        self.pool = nn.Identity() if own_pooling else POOLINGS[kind]()
+        self.head = nn.Linear(num_features, embedding_dim)
+        nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
+        nn.init.zeros_(self.head.bias)
+
+        preprocessing = self.backbone.pretrained_cfg
+        mean, std = (torch.tensor(preprocessing[key]) * 255.0 for key in ("mean", "std"))  # type: ignore[index]
+        self.register_buffer("mean", mean.view(3, 1, 1), persistent=False)
+        self.register_buffer("std", std.view(3, 1, 1), persistent=False)
+        for module in self._batch_norms():
+            if batch_norm == "frozen":
+                module.requires_grad_(False)
+        self.train(self.training)
+
+    @classmethod
+    def from_config(cls, config: dict) -> EmbeddingNet:
+        """The network that `config` (a net's `.config`) describes, with random weights: load a state dict into it."""
+        return cls(**config, pretrained=False)
+
+    def _batch_norms(self) -> Iterator[nn.Module]:
+        return (module for module in self.backbone.modules() if isinstance(module, _BATCH_NORMS))
+
+    def train(self, mode: bool = True) -> EmbeddingNet:
+        """Set training mode, except for frozen batch norm, which the trainer would release after each validation."""
+        super().train(mode)
+        if self.batch_norm != "train":
+            for module in self._batch_norms():
+                module.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pixels (B, 3, H, W) in 0-255, RGB, to unit-length embeddings (B, D) in float32."""
+        pixels = (images.to(self.mean.dtype) - self.mean) / self.std  # type: ignore[operator,arg-type]
+        features = self.pool(self.backbone(pixels))  # (B, F)
+        # The head and the norm are cheap and decide the ranking: full precision whatever the backbone runs in.
+        with torch.autocast(images.device.type, enabled=False):
+            return F.normalize(self.head(features.to(self.head.weight.dtype)))
+
+
+def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, dict]:
+    """(use the backbone's own pooling?, F, arguments for timm.create_model), from a dry run without memory or weights."""
+    bare: dict = {"num_classes": 0}
+    if not timm.is_model(backbone):
+        close = difflib.get_close_matches(backbone, timm.list_models(), n=3, cutoff=0.5)
+        hint = f" Close names: {', '.join(close)}." if close else ""
+        raise UsageError(f"backbone {backbone!r} is neither in conf/backbone nor a timm model.{hint}")
+    config = timm.models.get_pretrained_cfg(backbone)
+    if config is not None and config.fixed_input_size and tuple(config.input_size[1:]) != (image_size, image_size):
+        bare["img_size"] = image_size
+    attempts = [{**bare, "global_pool": ""}, bare]
+    if pooling == "own":
+        attempts = [bare]
+    for kwargs in attempts:
+        try:
+            with torch.device("meta"), torch.no_grad():
+                model = timm.create_model(backbone, pretrained=False, **kwargs).eval()
+                output = model(torch.zeros(1, 3, image_size, image_size))
+        except Exception as error:  # a network rejects what does not fit it with whatever its author chose to raise
+            failure = error
+            continue
+        if output.ndim == 2:
+            if pooling in POOLINGS:
+                break
+            return True, output.shape[1], kwargs
+        channels = getattr(model, "head_hidden_size", None) or model.num_features
+        if output.ndim == 4 and output.shape[1] == channels and "global_pool" in kwargs:
+            return False, output.shape[1], kwargs
+    else:
+        reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+        raise UsageError(f"backbone {backbone} does not accept {image_size} x {image_size} images ({reason}).")
+    raise UsageError(f"backbone {backbone} has no feature map to pool: set backbone.pooling=own instead of {pooling}.")

@@ -1,0 +1,64 @@
+"""A picture of queries with their nearest neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from torch import Tensor
+
+from proxy_anchor.data.images import read_rgb
+from proxy_anchor.data.table import Splits
+from proxy_anchor.retrieval.search import search
+
+# Okabe-Ito blue-green and vermilion stay apart for every kind of colour vision.
+_HIT, _MISS = "#009E73", "#D55E00"
+_TILE, _FRAME, _TEXT, _GAP = 96, 4, 14, 6
+
+
+def retrieval_gallery(
+    splits: Splits, embeddings: Sequence[Tensor], *, num_queries: int = 8, k: int = 6, seed: int = 0
+) -> Image.Image:
+    """Queries (left column) with their K nearest neighbours, hits framed green and misses orange, similarity below.
+
+    embeddings: [(Q, D)] or [(Q, D), (N, D)], rows in the order of splits.query and splits.gallery.
+    The queries are chosen at random, each of another class where there are enough.
+    """
+    query, gallery = splits.query, splits.gallery or splits.query
+    chosen = _choose(query.labels, num_queries, seed)
+    k = min(k, len(gallery) - (splits.gallery is None))
+    # One extra hit for the query itself, which is then taken out by its index.
+    similarities, indices = search(embeddings[0][chosen], embeddings[-1], min(k + 1, len(gallery)))
+    width = (k + 1) * (_TILE + _GAP) + 2 * _GAP
+    row_height = _TILE + _TEXT + _GAP
+    page = Image.new("RGB", (width, len(chosen) * row_height + _GAP), "white")
+    draw = ImageDraw.Draw(page)
+    font = ImageFont.load_default(10)
+    for row, index in enumerate(chosen):
+        top = _GAP + row * row_height
+        page.paste(_tile(query.paths[index], "black"), (_GAP, top))
+        draw.text((_GAP, top + _TILE), f"query {query.classes[query.labels[index]]}"[:18], "black", font)
+        hits = zip(similarities[row].tolist(), indices[row].tolist(), strict=True)
+        others = [(s, i) for s, i in hits if splits.gallery is not None or i != index][:k]
+        for column, (similarity, neighbour) in enumerate(others, start=1):
+            is_hit = gallery.labels[neighbour] == query.labels[index]
+            left = 2 * _GAP + column * (_TILE + _GAP)
+            page.paste(_tile(gallery.paths[neighbour], _HIT if is_hit else _MISS), (left, top))
+            # A sign beside the colour, so that the picture also reads in grey.
+            draw.text((left, top + _TILE), f"{'hit ' if is_hit else 'miss'} {similarity:.2f}", "black", font)
+    return page
+
+
+def _choose(labels: np.ndarray, num_queries: int, seed: int) -> list[int]:
+    order = np.random.default_rng(seed).permutation(len(labels))
+    _, first = np.unique(labels[order], return_index=True)
+    one_per_class = order[np.sort(first)]
+    rest = order[~np.isin(order, one_per_class)]
+    return [int(index) for index in np.concatenate([one_per_class, rest])[:num_queries]]
+
+
+def _tile(path: Path, colour: str) -> Image.Image:
+    inner = _TILE - 2 * _FRAME
+    return ImageOps.expand(ImageOps.pad(read_rgb(path), (inner, inner), color="white"), _FRAME, colour)

@@ -1,0 +1,319 @@
+"""Recall@K as a pure function, exact to the last digit with every search engine, and a thin torchmetrics class.
+
+Recall@K depends only on the rank of each query's best positive. An engine bounds that rank in float32: a gallery image
+whose similarity is more than the rounding error above (below) the best positive's is certainly before (behind) it.
+Queries whose hit or miss at some K hangs on images in between are settled in float64 on the embeddings as given, under
+one tie rule. So the engine decides the speed and never the number; in the worst case, a collapsed network, the search
+costs one pass more, in float64.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.retrieval.search import (
+    FAISS_GPU_MAX_K,
+    as_rows,
+    check_k,
+    check_same_dim,
+    float32_error,
+    full_precision,
+    nearest,
+    normalise,
+    resolve_engine,
+    row_chunks,
+    similarity_chunk,
+)
+
+TIE_TOLERANCE = 1e-12  # float64 similarities of exact duplicates differ by about 1e-16, at most 2e-16 * D
+_SPARE_HITS = 32  # hits asked for beyond K, so that the K-th is seldom within rounding of the last one listed
+
+Array = Tensor | np.ndarray
+
+
+def recall_at_k(
+    embeddings: Array,
+    labels: Array,
+    k: int | Iterable[int] = (1, 2, 4, 8),
+    *,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
+    engine: str = "auto",
+) -> dict[int, float]:
+    """Share of queries with at least one image of their class among their K nearest neighbours, for each K.
+
+    A hit rate, not the information-retrieval recall. Neighbours are nearest by cosine similarity.
+
+    embeddings: (Q, D) float, need not be normalised; a zero row has similarity 0 to all. labels: (Q,) any integers.
+    gallery: (N, D) and gallery_labels: (N,), in the label map of `labels`; without them every row searches all the
+    others, and is itself removed by index, never by position. With a gallery nothing is removed.
+    k: one K or several, each at least 1 and at most N (Q - 1 without gallery). engine: see `search.resolve_engine`.
+    Returns {K: recall in [0, 1]} in the order asked for.
+
+    Denominator: all Q queries. A query without a positive in the gallery is a miss at every K and stays in the
+    denominator, as in the authors' code; `num_queries_without_positive` counts them.
+    Ties: similarities within 1e-12 of the best positive's are equal to it, and equal similarities rank by gallery index,
+    lower first: deterministic and blind to labels. A collapsed network gets the share of queries that have the class of
+    one of the K first rows, not 100 %.
+    Every engine and every chunk size gives the same value to the last digit.
+    Raises UsageError for K out of range, NaN or infinite embeddings (counted), and shapes that disagree.
+    Kim et al. 2020, section 4 (evaluation protocol of Song et al. 2016).
+    """
+    problem = _make_problem(embeddings, labels, gallery, gallery_labels)
+    ks = _as_ks(k)
+    for each in ks:
+        check_k(each, len(problem.gallery), problem.exclude_self)
+    ranks = _first_positive_ranks(problem, ks, engine)
+    hits = (ranks[:, None] <= torch.tensor(ks, device=ranks.device)).sum(0).tolist()
+    return {each: count / len(ranks) for each, count in zip(ks, hits, strict=True)}
+
+
+def num_positives(labels: Array, gallery_labels: Array | None = None) -> Tensor:
+    """(Q,) int64: how many gallery images have the class of each query; without a gallery, how many other rows."""
+    wanted = _as_labels(labels, "labels")
+    held = wanted if gallery_labels is None else _as_labels(gallery_labels, "gallery_labels").to(wanted.device)
+    classes, counts = held.unique(return_counts=True)
+    place = torch.searchsorted(classes, wanted).clamp_max(len(classes) - 1)
+    found = torch.where(classes[place] == wanted, counts[place], 0)
+    return found - 1 if gallery_labels is None else found
+
+
+def num_queries_without_positive(labels: Array, gallery_labels: Array | None = None) -> int:
+    """How many queries cannot hit at any K: no gallery image (without a gallery: no other row) shares their class.
+
+    labels: (Q,) and gallery_labels: (N,) integers of one label map.
+    """
+    return int((num_positives(labels, gallery_labels) == 0).sum())
+
+
+class RecallAtK(Metric):
+    """`recall_at_k` over batches and processes; `compute()` returns {K: recall in [0, 1]} on every process.
+
+    k, engine: as in `recall_at_k`. num_images: how many distinct images (queries plus gallery) `compute` must have seen,
+    so that a partial pass is never reported as a whole one; None accepts any number.
+
+    A distributed sampler repeats rows to make shards equal, and a copy of a query is a certain hit. Rows are therefore
+    identified by their dataset index: after gathering each index counts once and rows are in dataset order, which
+    makes any number of processes give the number of one.
+    """
+
+    full_state_update = False
+    is_differentiable = False
+    higher_is_better = True
+    embeddings: list[Tensor]
+    labels: list[Tensor]
+    indices: list[Tensor]
+    in_gallery: list[Tensor]
+
+    def __init__(
+        self,
+        k: int | Iterable[int] = (1, 2, 4, 8),
+        *,
+        engine: str = "auto",
+        num_images: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.ks = _as_ks(k)
+        self.engine = engine
+        self.num_images = num_images
+        resolve_engine(engine, max(self.ks))  # a missing faiss shows before the first epoch, not after it
+        for name in ("embeddings", "labels", "indices", "in_gallery"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(
+        self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, *, is_gallery: bool = False
+    ) -> None:
+        """Add a batch.
+
+        embeddings: (B, D) float. labels: (B,) integers. indices: (B,) dataset indices; query and gallery may each
+        count from 0. None: every row counts, which is refused when several processes take part.
+        is_gallery: rows to be found. If there are none, every row searches all the others.
+        """
+        rows = as_rows(embeddings, "embeddings").float()
+        if indices is None:
+            if torch.distributed.is_available() and torch.distributed.is_initialized() and self._world_size() > 1:
+                raise UsageError("RecallAtK: pass dataset indices; several processes see padded copies of some images.")
+            # Negative, and so never a dataset index; counted down, and so in order of arrival once negated.
+            seen = sum(len(batch) for batch in self.indices)
+            indices = -1 - torch.arange(seen, seen + len(rows), device=rows.device)
+        batch_labels, batch_indices = (_as_labels(each, "labels").to(rows.device) for each in (labels, indices))
+        if not len(rows) == len(batch_labels) == len(batch_indices):
+            raise UsageError(
+                f"RecallAtK: {len(rows)} embeddings, {len(batch_labels)} labels and {len(batch_indices)} indices."
+            )
+        self.embeddings.append(rows)
+        self.labels.append(batch_labels)
+        self.indices.append(batch_indices)
+        self.in_gallery.append(torch.full_like(batch_labels, is_gallery, dtype=torch.bool))
+
+    def compute(self) -> dict[int, float]:
+        """{K: recall} of everything added since the last reset."""
+        embeddings, labels = dim_zero_cat(self.embeddings), dim_zero_cat(self.labels)
+        indices, in_gallery = dim_zero_cat(self.indices), dim_zero_cat(self.in_gallery)
+        queries, found = (_distinct(indices, rows) for rows in (~in_gallery, in_gallery))
+        if self.num_images is not None and len(queries) + len(found) != self.num_images:
+            raise UsageError(
+                f"RecallAtK: {len(queries) + len(found)} distinct images were seen, expected {self.num_images}; the "
+                "pass over the data was partial (limited batches, a sanity check) or the indices are wrong."
+            )
+        if not len(found):
+            return recall_at_k(embeddings[queries], labels[queries], self.ks, engine=self.engine)
+        return recall_at_k(
+            embeddings[queries],
+            labels[queries],
+            self.ks,
+            gallery=embeddings[found],
+            gallery_labels=labels[found],
+            engine=self.engine,
+        )
+
+    @staticmethod
+    def _world_size() -> int:
+        return torch.distributed.get_world_size()
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """Checked input of a metric: unit rows in float64 and labels, all on the device of the queries."""
+
+    queries: Tensor  # (Q, D)
+    labels: Tensor  # (Q,)
+    gallery: Tensor  # (N, D), the queries themselves when exclude_self
+    gallery_labels: Tensor  # (N,)
+    exclude_self: bool
+
+
+def _make_problem(embeddings: Array, labels: Array, gallery: Array | None, gallery_labels: Array | None) -> _Problem:
+    if (gallery is None) != (gallery_labels is None):
+        raise UsageError("gallery and gallery_labels go together: give both, or neither to search the queries.")
+    rows, wanted = _paired(embeddings, labels, "query")
+    if gallery is None or gallery_labels is None:
+        unit = normalise(rows, "query")
+        return _Problem(unit, wanted, unit, wanted, True)
+    gallery_rows, held = (each.to(rows.device) for each in _paired(gallery, gallery_labels, "gallery"))
+    check_same_dim(rows, gallery_rows)
+    return _Problem(normalise(rows, "query"), wanted, normalise(gallery_rows, "gallery"), held, False)
+
+
+def _first_positive_ranks(problem: _Problem, ks: tuple[int, ...], engine: str) -> Tensor:
+    """(Q,) int64 rank of each query's best positive, from 1; N + 1 where it has none.
+
+    A rank may be off where that changes no answer to "rank <= K?" for the given ks; every such answer is exact.
+    """
+    engine = resolve_engine(engine, max(ks), exclude_self=problem.exclude_self, device=problem.queries.device)
+    with full_precision(problem.queries.device):
+        bounds = _count_torch(problem) if engine == "torch" else _count_listed(problem, max(ks), engine)
+        ahead, maybe_ahead = bounds
+        positives = num_positives(problem.labels, None if problem.exclude_self else problem.gallery_labels)
+        wanted = torch.tensor(ks, device=ahead.device)
+        # A hit at K needs fewer than K images ahead: certain if maybe_ahead < K, excluded if ahead >= K.
+        open_ = ((ahead[:, None] < wanted) & (wanted <= maybe_ahead[:, None])).any(1) & (positives > 0)
+        ahead[positives == 0] = len(problem.gallery)
+        open_rows = open_.nonzero().squeeze(1)
+        for chunk in row_chunks(len(open_rows), 2 * len(problem.gallery)):  # 2: float64
+            ahead[open_rows[chunk]] = _count_exact(problem, open_rows[chunk])
+        return ahead + 1
+
+
+def _count_torch(problem: _Problem) -> tuple[Tensor, Tensor]:
+    """Bounds on how many negatives are ahead of the best positive, two (Q,) int64, by counting instead of sorting."""
+    queries = problem.queries.float()
+    gallery = queries if problem.exclude_self else problem.gallery.float()
+    margin = _margin(problem)
+    ahead, maybe_ahead = torch.empty(2, len(queries), dtype=torch.int64, device=queries.device)
+    for rows in row_chunks(len(queries), len(gallery)):
+        similarities = similarity_chunk(queries, gallery, rows, problem.exclude_self)
+        same = problem.labels[rows, None] == problem.gallery_labels
+        best = similarities.masked_fill(~same, -torch.inf).amax(1, keepdim=True)
+        ahead[rows] = (similarities > best + margin).sum(1)  # no positive is above the best one
+        maybe_ahead[rows] = ((similarities >= best - margin) & ~same).sum(1)
+    return ahead, maybe_ahead
+
+
+def _count_listed(problem: _Problem, k: int, engine: str) -> tuple[Tensor, Tensor]:
+    """The same bounds from an engine's list of nearest neighbours, which ends a little behind the largest K."""
+    available = len(problem.gallery) - problem.exclude_self
+    limit = FAISS_GPU_MAX_K - problem.exclude_self if engine == "faiss_gpu" else available
+    listed = min(k + _SPARE_HITS, available, limit)
+    queries = problem.queries.float()
+    gallery = queries if problem.exclude_self else problem.gallery.float()
+    similarities, indices = nearest(queries, gallery, listed, engine, exclude_self=problem.exclude_self)
+    margin = _margin(problem)
+    ahead, maybe_ahead = torch.empty(2, len(queries), dtype=torch.int64, device=queries.device)
+    for rows in row_chunks(len(queries), listed):
+        values = similarities[rows]
+        same = problem.gallery_labels[indices[rows]] == problem.labels[rows, None]
+        last = values[:, -1:]
+        # A positive that is not in the list is at most as similar as the list's last row.
+        best = torch.where(same.any(1, keepdim=True), values.masked_fill(~same, -torch.inf).amax(1, keepdim=True), last)
+        ahead[rows] = (values > best + margin).sum(1)
+        complete = same.any(1) & ((last < best - margin).squeeze(1) | (listed == available))
+        maybe_ahead[rows] = torch.where(complete, ((values >= best - margin) & ~same).sum(1), available)
+    return ahead, maybe_ahead
+
+
+def _count_exact(problem: _Problem, rows: Tensor) -> Tensor:
+    """How many negatives rank before the best positive of the chosen queries: float64 and the tie rule, no bounds."""
+    similarities = similarity_chunk(problem.queries, problem.gallery, rows, problem.exclude_self)
+    same = problem.labels[rows, None] == problem.gallery_labels
+    best = similarities.masked_fill(~same, -torch.inf).amax(1, keepdim=True)
+    index = torch.arange(len(problem.gallery), device=rows.device)
+    above = similarities > best + TIE_TOLERANCE
+    tied = (similarities >= best - TIE_TOLERANCE) & ~above
+    first = torch.where(tied & same, index, len(index)).amin(1, keepdim=True)
+    return (above | (tied & ~same & (index < first))).sum(1)
+
+
+def _margin(problem: _Problem) -> float:
+    """Two float32 similarities that differ by more are in their true order and not tied."""
+    return 2 * float32_error(problem.queries.shape[1]) + TIE_TOLERANCE
+
+
+def _distinct(indices: Tensor, rows: Tensor) -> Tensor:
+    """Positions of the masked rows, each dataset index once (its first copy), in dataset order."""
+    positions = rows.nonzero().squeeze(1)
+    values, order = indices[positions].sort(stable=True)
+    is_first = torch.ones_like(values, dtype=torch.bool)
+    is_first[1:] = values[1:] != values[:-1]
+    return positions[order[is_first]]
+
+
+def _as_ks(k: int | Iterable[int]) -> tuple[int, ...]:
+    try:
+        ks = [k] if not isinstance(k, Iterable) else list(k)
+        if any(isinstance(each, bool) for each in ks):
+            raise TypeError
+        ks = [operator.index(each) for each in ks]
+    except TypeError:
+        raise UsageError(f"k={k!r}: expected a whole number or several.") from None
+    if not ks or min(ks) < 1:
+        raise UsageError(f"k={k!r}: expected at least one K, each at least 1.")
+    return tuple(dict.fromkeys(ks))
+
+
+def _as_labels(labels: Array, name: str) -> Tensor:
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
+        labels = torch.from_numpy(labels.astype(np.int64))
+    if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+        kind = f"{labels.dtype} of shape {tuple(labels.shape)}" if hasattr(labels, "shape") else type(labels).__name__
+        raise UsageError(f"{name}: expected a one-dimensional tensor or array of integers, got {kind}.")
+    return labels.detach().long()
+
+
+def _paired(embeddings: Array, labels: Array, name: str) -> tuple[Tensor, Tensor]:
+    rows = as_rows(embeddings, f"{name} embeddings")
+    classes = _as_labels(labels, f"{name} labels").to(rows.device)
+    if len(rows) != len(classes):
+        raise UsageError(f"{len(rows)} {name} embeddings but {len(classes)} labels: each row needs one.")
+    return rows, classes

@@ -1,0 +1,303 @@
+"""Exact nearest neighbours by cosine similarity: faiss on the GPU, faiss on the CPU, or torch, behind one function.
+
+Every engine compares every query with every gallery row; nothing here is approximate. Rows are normalised in float64,
+similarities are float32 whatever autocast or `torch.set_float32_matmul_precision` say: bfloat16 similarities change
+about 2 % of the nearest neighbours.
+
+Two engines add the D products of a similarity in different orders, so their similarities differ by up to twice
+`float32_error(D)`, and neighbours that are closer than that may come out swapped. `metrics` accounts for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxy_anchor.errors import UsageError, check_choice, check_int
+
+ENGINES = ("auto", "faiss_gpu", "faiss_cpu", "torch")
+FAISS_GPU_MAX_K = 2048  # compiled into faiss: its GPU selection kernels hold the K best in registers
+CHUNK_ELEMENTS = 2**25  # similarities held at once by the torch engine: 128 MiB in float32
+_FAISS_GPU_SCRATCH_BYTES = 256 * 2**20  # faiss tiles its work to fit; its own default is up to 1.5 GiB
+
+# Run in a process of its own: where faiss has no kernel for the card it aborts, which no `except` survives. Rounding
+# to TF32 would turn the first similarity, 1 - 2**-13, into 1 and the tie would go to row 0.
+_FAISS_GPU_PROBE = """
+import faiss, numpy as np
+gallery = np.eye(4, 8, dtype="float32")
+gallery[0, 0] = 1 - 2.0**-13
+gallery[3, 0] = 1
+query = np.eye(1, 8, dtype="float32")
+resources = faiss.StandardGpuResources()
+resources.setTempMemory(2**20)
+similarities, indices = faiss.knn_gpu(resources, query, gallery, 2, metric=faiss.METRIC_INNER_PRODUCT)
+assert indices.tolist() == [[3, 0]] and similarities.tolist() == [[1, 1 - 2.0**-13]]
+"""
+
+
+def search(
+    queries: Tensor | np.ndarray,
+    gallery: Tensor | np.ndarray,
+    k: int,
+    *,
+    engine: str = "auto",
+    exclude_self: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The K gallery rows most similar to each query, exactly.
+
+    queries: (Q, D) and gallery: (N, D), any float type, need not be normalised; a zero row has similarity 0 to all.
+    k: 1 <= K <= N, or N - 1 with exclude_self. exclude_self: queries and gallery are the same table, and row i never
+    gets index i (removed by index: among exact duplicates the first hit need not be the row itself).
+    Returns (similarities (Q, K) float32 in [-1, 1] up to rounding, indices (Q, K) int64) on the device of `queries`.
+
+    Order: decreasing float32 similarity; among returned rows of equal float32 similarity the lower index comes first,
+    with every engine. Not promised: which of several equally similar rows make the cut at K, and that exact duplicates
+    in different places get the same last bit (BLAS rounds by position).
+    Memory beyond inputs and result: normalised copies, 12 bytes per input value; torch about 4 x 4 x CHUNK_ELEMENTS
+    bytes (or one row of similarities, if that is more); faiss on the GPU 256 MiB; faiss on the CPU about 20 MB.
+    Raises UsageError when K is out of range, shapes disagree, a row holds NaN or infinity, or the engine is not there.
+    """
+    query_rows = as_rows(queries, "queries")
+    gallery_rows = query_rows if gallery is queries else as_rows(gallery, "gallery").to(query_rows.device)
+    check_same_dim(query_rows, gallery_rows)
+    if exclude_self and len(query_rows) != len(gallery_rows):
+        raise UsageError(
+            f"exclude_self=True with {len(query_rows)} queries and {len(gallery_rows)} gallery rows: both must be the "
+            "same table; drop exclude_self for a separate gallery."
+        )
+    check_k(k, len(gallery_rows), exclude_self)
+    engine = resolve_engine(engine, k, exclude_self=exclude_self, device=query_rows.device)
+    unit_queries = normalise(query_rows, "query").float()
+    unit_gallery = unit_queries if gallery is queries else normalise(gallery_rows, "gallery").float()
+    return nearest(unit_queries, unit_gallery, k, engine, exclude_self=exclude_self)
+
+
+def resolve_engine(name: str, k: int, *, exclude_self: bool = False, device: torch.device | str | None = None) -> str:
+    """The engine that will search: "faiss_gpu", "faiss_cpu" or "torch". The one place that decides; call it early.
+
+    name: one of ENGINES. k: the largest K asked for. device: where the embeddings are, when known.
+    auto: faiss on the GPU where it is there, works and allows K; else, when the embeddings are on a GPU (or K was the
+    obstacle), torch, which searches where they are; else faiss on the CPU where it imports; else torch.
+    Raises UsageError for an unknown name and for a named engine that is not there or cannot return that many rows.
+    """
+    check_choice("engine", name, ENGINES)
+    check_int("k", k, 1)
+    listed = k + exclude_self  # the row itself takes a place in the list before it is removed
+    if name == "torch":
+        return name
+    on_gpu = device is not None and torch.device(device).type == "cuda"
+    if name == "auto":
+        if faiss_gpu_works():
+            return "faiss_gpu" if listed <= FAISS_GPU_MAX_K else "torch"
+        return "faiss_cpu" if not on_gpu and has_faiss() else "torch"
+    if not has_faiss():
+        package = "faiss-cpu" if name == "faiss_cpu" else "faiss-gpu"
+        raise UsageError(f"engine={name}: faiss is not installed; pip install {package}, or use engine=torch.")
+    if name == "faiss_gpu":
+        if not faiss_gpu_works():
+            raise UsageError(
+                "engine=faiss_gpu: this faiss finds no working GPU (a CPU build, no CUDA device, or a test search that "
+                "failed); install faiss-gpu in place of faiss-cpu, or use engine=faiss_cpu or engine=torch."
+            )
+        if listed > FAISS_GPU_MAX_K:
+            raise UsageError(
+                f"engine=faiss_gpu: K={k}{' plus the row itself' if exclude_self else ''} is above the {FAISS_GPU_MAX_K}"
+                " that faiss can return on a GPU; lower K or use engine=torch."
+            )
+    return name
+
+
+def has_faiss() -> bool:
+    """Whether faiss imports. It is never imported before a search needs it."""
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def faiss_gpu_works() -> bool:
+    """Whether faiss is a GPU build, sees a GPU, and a small search on it comes out right (tried once per process)."""
+    if not has_faiss():
+        return False
+    import faiss
+
+    is_gpu_build = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+    return is_gpu_build and torch.cuda.is_available() and _probe_faiss_gpu()
+
+
+@functools.cache
+def _probe_faiss_gpu() -> bool:
+    try:
+        command = [sys.executable, "-c", _FAISS_GPU_PROBE]
+        return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def nearest(queries: Tensor, gallery: Tensor, k: int, engine: str, *, exclude_self: bool) -> tuple[Tensor, Tensor]:
+    """`search` on checked input: unit rows in float32 on one device, K in range, an engine from `resolve_engine`."""
+    with full_precision(queries.device):
+        if engine == "torch":
+            similarities, indices = _search_torch(queries, gallery, k, exclude_self)
+        else:
+            run = _search_faiss_gpu if engine == "faiss_gpu" else _search_faiss_cpu
+            similarities, indices = run(queries, gallery, k + exclude_self)
+            if exclude_self:
+                similarities, indices = _drop_self(similarities, indices)
+        return _order_ties(similarities, indices)
+
+
+def _search_torch(queries: Tensor, gallery: Tensor, k: int, exclude_self: bool) -> tuple[Tensor, Tensor]:
+    similarities = queries.new_empty(len(queries), k)
+    indices = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
+    for rows in row_chunks(len(queries), len(gallery)):
+        chunk = similarity_chunk(queries, gallery, rows, exclude_self)
+        torch.topk(chunk, k, out=(similarities[rows], indices[rows]))
+    return similarities, indices
+
+
+def _search_faiss_cpu(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    import faiss
+
+    # knn works on blocks of 4096 x 1024 similarities and needs no index, hence no copy of the gallery.
+    similarities, indices = faiss.knn(
+        queries.cpu().numpy(), gallery.cpu().numpy(), k, metric=faiss.METRIC_INNER_PRODUCT
+    )
+    return torch.from_numpy(similarities).to(queries.device), torch.from_numpy(indices).to(queries.device)
+
+
+def _search_faiss_gpu(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    import faiss
+    import faiss.contrib.torch_utils  # teaches faiss.knn_gpu to read and write torch tensors in place
+
+    home = queries.device
+    device = home if home.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
+    with torch.cuda.device(device):
+        resources = faiss.StandardGpuResources()
+        resources.setTempMemory(_FAISS_GPU_SCRATCH_BYTES)
+        similarities, indices = faiss.knn_gpu(
+            resources,
+            queries.to(device).contiguous(),
+            gallery.to(device).contiguous(),
+            k,
+            metric=faiss.METRIC_INNER_PRODUCT,
+            device=torch.cuda.current_device(),
+        )
+        torch.cuda.current_stream().synchronize()  # the scratch memory goes away with `resources`
+    return similarities.to(home), indices.to(home)
+
+
+def _drop_self(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """(Q, K + 1) -> (Q, K): drop index i from row i or, where duplicates crowded it out, the last hit."""
+    queries, listed = indices.shape
+    drop = indices == torch.arange(queries, device=indices.device)[:, None]
+    drop[:, -1] |= ~drop.any(1)
+    return similarities[~drop].view(queries, listed - 1), indices[~drop].view(queries, listed - 1)
+
+
+def _order_ties(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort hits of equal similarity by index; only rows that have such hits are touched."""
+    tied = (similarities[:, 1:] == similarities[:, :-1]).any(1).nonzero().squeeze(1)
+    if len(tied):
+        by_index, order = indices[tied].sort(dim=1)
+        values, order = similarities[tied].gather(1, order).sort(dim=1, descending=True, stable=True)
+        similarities[tied], indices[tied] = values, by_index.gather(1, order)
+    return similarities, indices
+
+
+def row_chunks(num_rows: int, row_size: int) -> Iterator[slice]:
+    """Slices over the rows, each of at most CHUNK_ELEMENTS values (and at least one row)."""
+    step = max(1, CHUNK_ELEMENTS // max(1, row_size))
+    return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
+
+
+def similarity_chunk(queries: Tensor, gallery: Tensor, rows: slice | Tensor, exclude_self: bool) -> Tensor:
+    """(q, N) similarities of the chosen query rows; with exclude_self a row is -inf to itself."""
+    chunk = queries[rows] @ gallery.T
+    if exclude_self:
+        own = torch.arange(rows.start, rows.stop, device=chunk.device) if isinstance(rows, slice) else rows
+        chunk.scatter_(1, own[:, None], -torch.inf)
+    return chunk
+
+
+def float32_error(dim: int) -> float:
+    """How far a float32 similarity of two unit vectors can be from the true one, in any order of summation.
+
+    Each of the D products takes part in at most D roundings of relative size 2**-24, and by Cauchy-Schwarz the
+    products' absolute values add up to at most 1, so the sum is off by at most D * 2**-24 (to first order: hence the
+    1 % for the second). Rounding the inputs adds 2 * 2**-24; the rest of the 8 covers rounding in later comparisons.
+    """
+    return (1.01 * dim + 8) * 2.0**-24
+
+
+def as_rows(embeddings: Tensor | np.ndarray, name: str) -> Tensor:
+    """A detached (rows, D) floating-point tensor, or UsageError."""
+    if isinstance(embeddings, np.ndarray):
+        embeddings = torch.from_numpy(
+            np.array(embeddings)
+        )  # a copy: torch refuses negative strides, warns of read-only
+    if not isinstance(embeddings, Tensor):
+        raise UsageError(f"{name}: expected a torch tensor or numpy array, got {type(embeddings).__name__}.")
+    if embeddings.ndim != 2 or 0 in embeddings.shape or not embeddings.is_floating_point():
+        shape, kind = tuple(embeddings.shape), str(embeddings.dtype).removeprefix("torch.")
+        raise UsageError(f"{name}: expected a non-empty (rows, D) float table, got {kind} of shape {shape}.")
+    return embeddings.detach()
+
+
+def normalise(rows: Tensor, name: str) -> Tensor:
+    """(rows, D) float64 unit vectors; zero rows stay zero. UsageError counts rows that hold NaN or infinity.
+
+    Comparisons with NaN are false, so a metric that counts ranks would report 100 %.
+    """
+    bad = int((~rows.isfinite()).any(1).sum())
+    if bad:
+        raise UsageError(
+            f"{bad} of {len(rows)} {name} embeddings hold NaN or infinity; nothing was searched. Look for a diverged "
+            "loss or a half-precision overflow in the network."
+        )
+    unit = rows.double()
+    unit = unit / unit.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)  # no overflow in squares
+    return unit / unit.norm(dim=1, keepdim=True).clamp_min(0.5)  # the norm is at least 1, or the row is zero
+
+
+def check_same_dim(queries: Tensor, gallery: Tensor) -> None:
+    """Raise UsageError unless both tables have the same number of columns."""
+    if queries.shape[1] != gallery.shape[1]:
+        raise UsageError(
+            f"queries have D={queries.shape[1]} and the gallery D={gallery.shape[1]}: embed both with one network."
+        )
+
+
+def check_k(k: int, gallery_size: int, exclude_self: bool) -> None:
+    """Raise UsageError unless 1 <= K <= the number of rows that a query can find."""
+    check_int("k", k, 1)
+    available = gallery_size - exclude_self
+    if k > available:
+        beside = " besides the query itself" if exclude_self else ""
+        raise UsageError(f"K={k} is larger than the gallery: it has {available} images{beside}; lower K.")
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No autocast, no TF32 or bfloat16 inside float32 products, no gradients.
+
+    The matmul switch is global to the process and is put back on the way out.
+    """
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        with torch.autocast(device.type, enabled=False), torch.no_grad():
+            yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision

@@ -1,0 +1,121 @@
+"""The LightningModule: images in, embeddings out, loss, log. Everything else is a hook with one job."""
+
+from __future__ import annotations
+
+import pytorch_lightning as pl
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training.optim import (
+    FiniteLossGuard,
+    check_optimization,
+    describe_groups,
+    make_optimizer,
+    make_parameter_groups,
+    make_scheduler,
+)
+
+CHECKPOINT_KEY = "proxy_anchor"
+CHECKPOINT_FORMAT = 1
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+class MetricLearner(pl.LightningModule):
+    """An embedding network and a loss that may hold proxies, trained together.
+
+    Args:
+        net: images (B, 3, H, W) to embeddings (B, D).
+        loss: `loss(embeddings, labels)`; its parameters, if any, are the proxies.
+        lr: rate of backbone and head. proxy_lr_mult: the proxies' rate over `lr` (paper: 100).
+        weight_decay: on every tensor.
+        schedule: "step" (times lr_gamma every lr_step_epochs), "cosine" (to zero) or "constant".
+        warmup_epochs: first epochs in which only head and proxies move, at full rate; the schedule counts them.
+        metadata: plain values saved in every checkpoint (how data and model were made).
+
+    Raises UsageError for a setting out of range, and when the loss stops being finite.
+    """
+
+    def __init__(
+        self,
+        net: EmbeddingNet,
+        loss: nn.Module,
+        *,
+        lr: float = 1e-4,
+        weight_decay: float = 1e-4,
+        proxy_lr_mult: float = 100.0,
+        schedule: str = "step",
+        lr_step_epochs: int = 10,
+        lr_gamma: float = 0.5,
+        warmup_epochs: int = 1,
+        metadata: dict | None = None,
+    ) -> None:
+        super().__init__()
+        self.optimization = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "proxy_lr_mult": proxy_lr_mult,
+            "schedule": schedule,
+            "lr_step_epochs": lr_step_epochs,
+            "lr_gamma": lr_gamma,
+            "warmup_epochs": warmup_epochs,
+        }
+        check_optimization(**self.optimization)
+        self.net, self.loss = net, loss
+        self.warmup_epochs = warmup_epochs
+        self.metadata = metadata or {}
+        self._guard = FiniteLossGuard()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D)."""
+        return self.net(images)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Images in, embeddings out, loss, log."""
+        images, labels, _ = batch
+        loss = self.loss(self.net(images), labels)
+        self._guard.watch(loss)
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(labels))
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """Embeddings with their dataset indices and labels; a callback gathers and scores them."""
+        images, labels, indices = batch
+        return {"embeddings": self.net(images), "labels": labels, "indices": indices}
+
+    def configure_optimizers(self) -> dict:
+        """AdamW over the groups backbone, head, proxies; prints their rates."""
+        settings = self.optimization
+        groups = make_parameter_groups(self.net, self.loss, lr=settings["lr"], proxy_lr_mult=settings["proxy_lr_mult"])
+        self.print(f"learning rates: {describe_groups(groups)}")
+        optimizer = make_optimizer(groups, weight_decay=settings["weight_decay"])
+        scheduler, interval = make_scheduler(
+            optimizer,
+            schedule=settings["schedule"],
+            lr_step_epochs=settings["lr_step_epochs"],
+            lr_gamma=settings["lr_gamma"],
+            total_steps=int(self.trainer.estimated_stepping_batches),
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Stop on a loss that is not finite; during warm-up, hide the backbone's gradients from the optimizer.
+
+        Warm-up does not touch `requires_grad`: DDP hooks only what requires grad when it wraps the module, and a
+        network compiled while frozen keeps no gradient path after it is released. A parameter without gradient is
+        skipped by AdamW altogether (no decay, no moments), which is what a frozen one sees.
+        """
+        if not self._guard.is_finite():
+            raise UsageError(
+                f"the loss is not finite at step {self.global_step} (epoch {self.current_epoch + 1}): lower optimizer.lr, "
+                "or train with trainer.precision=32. The last checkpoint is from before this step."
+            )
+        if self.current_epoch < self.warmup_epochs:
+            for parameter in self.net.backbone.parameters():
+                parameter.grad = None
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        """Add what rebuilds the network, as plain types: the file opens with torch.load(weights_only=True)."""
+        checkpoint[CHECKPOINT_KEY] = {"format": CHECKPOINT_FORMAT, "model": self.net.config, **self.metadata}

@@ -1,0 +1,151 @@
+"""Recall@K after every epoch: gathers embeddings, searches, logs, prints, remembers the best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
+
+from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.errors import UsageError, check_int
+from proxy_anchor.retrieval.metrics import RecallAtK, num_queries_without_positive
+from proxy_anchor.retrieval.search import check_k
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One evaluation. epoch 0 is the state before training; train_seconds + eval_seconds is the whole epoch.
+
+    recall: {K: share of queries, in [0, 1]}. train_loss: mean over the epoch's batches, None before training.
+    """
+
+    epoch: int
+    recall: dict[int, float]
+    train_seconds: float
+    eval_seconds: float
+    train_loss: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain types with text keys, for JSON."""
+        return {**asdict(self), "recall": {str(k): value for k, value in self.recall.items()}}
+
+
+def format_recall(recall: dict[int, float]) -> str:
+    """'Recall@1 73.9  @2 82.0  ...' in percent."""
+    values = "  ".join(f"@{k} {100 * value:.1f}" for k, value in recall.items())
+    return f"Recall{values}"
+
+
+class RecallCallback(pl.Callback):
+    """Scores every complete validation pass and logs `<set_name>/recall_at_<K>`, as shares in [0, 1].
+
+    The sanity pass is ignored, and a pass that did not see every image is refused instead of scored.
+
+    Args:
+        k: the K of Recall@K. engine: see `proxy_anchor.retrieval.search.resolve_engine`.
+        set_name: which classes are searched; prefix of the logged names.
+
+    Attributes:
+        history: one EpochResult per evaluation, the untrained state first.
+        best_embeddings: (N, D) embeddings on the CPU at the best epoch, in dataset order: [query] or [query, gallery].
+    """
+
+    def __init__(self, k: Sequence[int] = (1, 2, 4, 8), *, engine: str = "auto", set_name: str = "test") -> None:
+        if not k:
+            raise UsageError("recall_k is empty: name at least one K, for example recall_k=[1,2,4,8].")
+        for value in k:
+            check_int("recall_k", value, 1)
+        self.k = sorted(set(k))
+        self.metric = RecallAtK(self.k, engine=engine)
+        self.set_name = set_name
+        self.history: list[EpochResult] = []
+        self.best_embeddings: list[Tensor] = []
+        self._train_start = self._eval_start = 0.0
+
+    @property
+    def monitor(self) -> str:
+        """The logged name that selects the best epoch: Recall at the smallest K."""
+        return f"{self.set_name}/recall_at_{self.k[0]}"
+
+    @property
+    def best(self) -> EpochResult:
+        """The trained epoch with the highest Recall at the smallest K, the earliest of equals."""
+        trained = [result for result in self.history if result.epoch > 0] or self.history
+        return max(trained, key=lambda result: result.recall[self.k[0]])
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse a K that the data cannot answer before the first epoch; count queries without a positive."""
+        data: ImageDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        query, gallery = data.splits.query, data.splits.gallery
+        searched = query if gallery is None else gallery
+        check_k(max(self.k), len(searched), gallery is None)
+        self.metric.num_images = len(query) + (0 if gallery is None else len(gallery))
+        lonely = num_queries_without_positive(query.labels, None if gallery is None else gallery.labels)
+        if lonely and stage in ("fit", "validate") and not self.history:
+            pl_module.print(f"{lonely} of {len(query)} queries have no image of their class to find: counted as misses.")
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the epoch's clock."""
+        self._train_start = time.perf_counter()
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Forget the previous pass."""
+        self._eval_start = time.perf_counter()
+        self.metric.reset()
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Collect a batch of embeddings; the second loader is the gallery."""
+        self.metric.to(pl_module.device)
+        self.metric.update(
+            outputs["embeddings"], outputs["labels"], outputs["indices"], is_gallery=dataloader_idx == 1
+        )
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Search, log, print, remember."""
+        if trainer.sanity_checking:
+            return
+        recall = self.metric.compute()
+        training = trainer.state.fn == "fit"
+        now = time.perf_counter()
+        loss = trainer.callback_metrics.get("train/loss_epoch", trainer.callback_metrics.get("train/loss"))
+        result = EpochResult(
+            epoch=trainer.current_epoch + 1 if training else 0,
+            recall=recall,
+            train_seconds=self._eval_start - self._train_start if training else 0.0,
+            eval_seconds=now - self._eval_start,
+            train_loss=float(loss) if training and loss is not None else None,
+        )
+        self.history.append(result)
+        pl_module.log_dict({f"{self.set_name}/recall_at_{k}": value for k, value in recall.items()})
+        if self.best is result:
+            self.best_embeddings = self._embeddings()
+        self._print(trainer, pl_module, result)
+
+    def _embeddings(self) -> list[Tensor]:
+        embeddings, indices = dim_zero_cat(self.metric.embeddings), dim_zero_cat(self.metric.indices)
+        in_gallery = dim_zero_cat(self.metric.in_gallery)
+        parts = [embeddings[~in_gallery][indices[~in_gallery].argsort()].cpu()]
+        if in_gallery.any():
+            parts.append(embeddings[in_gallery][indices[in_gallery].argsort()].cpu())
+        return parts
+
+    def _print(self, trainer: pl.Trainer, pl_module: pl.LightningModule, result: EpochResult) -> None:
+        if result.epoch == 0:
+            pl_module.print(f"before training: {format_recall(result.recall)}  ({result.eval_seconds:.1f} s)")
+            return
+        loss = "" if result.train_loss is None else f"loss {result.train_loss:.3f}  "
+        seconds = f"({result.train_seconds:.1f} s + {result.eval_seconds:.1f} s)"
+        pl_module.print(f"epoch {result.epoch}/{trainer.max_epochs}: {loss}{format_recall(result.recall)}  {seconds}")
