@@ -38,8 +38,8 @@ def load_cars(root: Path | str, *, allow_partial: bool = False) -> Splits:
     require_files([path for path, _ in rows], "Cars-196")
     train = [(path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS]
-    splits = Splits("cars", *make_tables(train), *make_tables(test))
-    return require_counts(splits, EXPECTED, allow_partial=allow_partial, hint=notes)
+    [train_table], [test_table] = make_tables(train), make_tables(test)
+    return require_counts(Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, hint=notes)
 
 
 def _find(root: Path, name: str) -> Path | None:

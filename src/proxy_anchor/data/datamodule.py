@@ -64,6 +64,19 @@ class ImageDataModule(pl.LightningDataModule):
         self.query_images = ImageDataset(splits.query, test)
         self.gallery_images = None if splits.gallery is None else ImageDataset(splits.gallery, test)
 
+    @property
+    def num_eval_images(self) -> int:
+        """Query and gallery images together."""
+        return len(self.query_images) + (0 if self.gallery_images is None else len(self.gallery_images))
+
+    def describe(self) -> str:
+        """One line on what is trained on and what is searched, and one for the loader's notice if it has any."""
+        counts = ", ".join(
+            f"{len(table):,} {name} images of {len(set(table.labels.tolist())):,} classes"
+            for name, table in self.splits.tables.items()
+        )
+        return f"data: {self.splits.name}, {counts}" + (f"\nnote: {self.splits.notice}" if self.splits.notice else "")
+
     def train_dataloader(self) -> DataLoader:
         """Shuffled full batches."""
         return self._loader(self.train_images, self.batch_size, shuffle=True, drop_last=True)
@@ -73,7 +86,9 @@ class ImageDataModule(pl.LightningDataModule):
         evaluated = [self.query_images] if self.gallery_images is None else [self.query_images, self.gallery_images]
         return [self._loader(images, self.eval_batch_size) for images in evaluated]
 
-    def _loader(self, images: Dataset, batch_size: int, *, shuffle: bool = False, drop_last: bool = False) -> DataLoader:
+    def _loader(
+        self, images: Dataset, batch_size: int, *, shuffle: bool = False, drop_last: bool = False
+    ) -> DataLoader:
         return DataLoader(
             images,
             batch_size=batch_size,

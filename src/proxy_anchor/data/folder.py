@@ -66,7 +66,9 @@ def _rows_of_classes(root: Path) -> list[Row]:
     folders = _class_folders(root)
     if not folders:
         suffixes = " ".join(sorted(IMAGE_SUFFIXES))
-        raise UsageError(f"{root} has no class folders: put each class's images ({suffixes}) in a sub-folder of its own.")
+        raise UsageError(
+            f"{root} has no class folders: put each class's images ({suffixes}) in a sub-folder of its own."
+        )
     for folder in folders:
         images = sorted(path for path in folder.rglob("*") if is_image_file(path) and path.is_file())
         if not images:
@@ -87,7 +89,9 @@ def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> 
     lines.fieldnames = columns
     for name in columns:
         if name not in _COLUMNS:
-            raise UsageError(f"{file}: unknown column {name!r}; known: {', '.join(_COLUMNS)}.{did_you_mean(name, _COLUMNS)}")
+            raise UsageError(
+                f"{file}: unknown column {name!r}; known: {', '.join(_COLUMNS)}.{did_you_mean(name, _COLUMNS)}"
+            )
     for name in ("path", "label"):
         if name not in columns:
             raise UsageError(f"{file}: column {name!r} is missing; the first line must read path,label[,split][,role].")
@@ -105,11 +109,15 @@ def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> 
         raise UsageError(f"{file} lists no images.")
     twice = [path for path, count in Counter(path for path, _ in rows).items() if count > 1]
     if twice:
-        raise UsageError(f"{file} lists {len(twice)} images more than once, the first is {twice[0]}: keep one line each.")
+        raise UsageError(
+            f"{file} lists {len(twice)} images more than once, the first is {twice[0]}: keep one line each."
+        )
     require_files([path for path, _ in rows], f"{file.name}:")
     if groups[""]:
         if len(groups[""]) != len(rows):
-            raise UsageError(f"{file}: {len(groups[''])} of {len(rows)} lines have no split; fill in all of them or none.")
+            raise UsageError(
+                f"{file}: {len(groups[''])} of {len(rows)} lines have no split; fill in all of them or none."
+            )
         return _split_classes(rows, test_fraction, split_seed, file.stem)
     return _finish(groups["train"], groups["query"], groups["gallery"] or None, file.stem)
 
@@ -157,5 +165,7 @@ def _finish(train: list[Row], query: list[Row], gallery: list[Row] | None, name:
     splits = Splits(name, train_table, query_table, gallery_table[0] if gallery_table else None, notice)
     if splits.shared_classes:
         shared = f"{len(splits.shared_classes)} of {query_table.num_classes} searched classes are also trained on"
-        splits = Splits(name, train_table, query_table, splits.gallery, f"{shared}: Recall@K is not over unseen classes.")
+        splits = Splits(
+            name, train_table, query_table, splits.gallery, f"{shared}: Recall@K is not over unseen classes."
+        )
     return splits

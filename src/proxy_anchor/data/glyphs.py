@@ -34,17 +34,19 @@ FACES = tuple(
 # pose range (Latin A, Greek Alpha and Cyrillic A are one shape: only the first is here). `choose_characters` in
 # tests/data/test_glyphs.py made this list; a test there measures all pairs again.
 CHARACTERS = (
-    "012345679ACEFGHKLMPRTUVWXYZabdfkmnqrtÆÞæþŁŒŦŧƆƈƌƑƔƕƛƜƝƣƦƨƩƪƫƲƸƺƾǂǶȤȴȵȶȸȹȻȽȾȿɀɁɄɍɖɚɝɠɧɬɮɲɳɴɹɻʃʇʍʎʐʑʕʖʛʝʞʤʦʧʩʫʭʮ"
-    "ΞΦΨαβζιλμνξτωϚϞϟϡϻϾϿЂЉЋЏЖЛЧЪдцњћѢҐҘҚҤҬҳҺӃӋԴԶԷԸԻԾԿՀՃՆՉՊՌՎՐՒՔՖմչջֆეკლოქღჯჰჱᴖᴗᴝᴞᵻⱤⱵꞐꞪ"
-    "#$%&+<>?¢£¤¥§©¬®°±¶₯₸₹∀∆∇∋∏∓∗∙√∛∞∟∠∹≂≃≐≑≓≡≤≥⊂⊆⊇⊏⊐⊓⊔⊖⊞⊡⊢⊣⋄⌂⌐⌑⌘⌙⌥⌨☀☼☿♀♁♂♃♄♅♆♇♠♡♢♤♧♪♫♬♭♯"
+    "012345679ACEFGHKLPRTUVWXYZbdefkmnqrtÆÞþħŁłŊŒŦƁƆƈƋƒƔƕƛƜƝƣƦƩƪƫƮƴƶƸƺƾǂǶȤȴȵȶȸȹȻȽȾȿɀɁɃɄɍɖɚɠɬɮɲɴɸɹɺɻɾʁʆʇʍʎʐʑʞʢʤʦʧʩʫʭʮ"
+    "ΞΨαβζιλμνξςτωϗϞϡϻϾϿЂЉЋЏЖЛЧЩЪмяђњћѢҐҗҘҚңҤҭҳҺӄӋӶԴԶԷԸԻԾԿՀՃՆՊՌՎՐՒՖխջֆეკლორქღჱჴᴂᴖᴗᴝᴞᵻⱵ"
+    "#$%&+<>@¢£¤¥§¬±¶€₯₸₹∆∋∓∕∗√∛∝∞∟∸∹≂≃≐≒≓≡≤≥⊂⊆⊇⊐⊓⊔⊕⊙⊟⊠⊢⊣⋄⌂⌐⌑⌘⌙⌥⌨☀☸☹☼☿♀♁♂♃♅♆♇♠♡♢♤♧♪♫♬♭♯"
 )
 
 MAX_ROTATION_DEG = 12.0  # either way, so two images of a class differ by at most twice this
 MAX_SHEAR = 0.15
 EXTENT = (0.5, 0.72)  # longer side of the upright character, as a share of the image side
 MAX_SHIFT = 0.1  # of the image side
-MIN_CONTRAST = 70.0  # between character and mean background, in grey levels of 255
-NOISE = (4.0, 20.0)  # standard deviation, in grey levels of 255
+# Grey levels of 255, the last three as standard deviations; contrast is between the means of ground and ink.
+GROUND_LEVELS, MIN_CONTRAST = (110.0, 255.0), 70.0
+GROUND_TEXTURE, INK_TEXTURE, NOISE = 25.0, 12.0, (2.0, 12.0)
+CLUTTER = (1, 3)  # lines and arcs in an image
 FONT_PX = 64  # drawn at this size once, then brought to its pose in one resampling
 GREY = np.array([0.299, 0.587, 0.114])
 
@@ -111,16 +113,16 @@ def class_name(character: str) -> str:
 def draw_glyph(character: str, index: int, *, seed: int = 0, image_size: int = 48) -> Image.Image:
     """Image number `index` of a character: RGB, `image_size` pixels square. A pure function of its arguments."""
     rng = np.random.default_rng([seed, ord(character), index])
-    # Ground: a few random colours blown up are gradient and texture at once; ink is a similar, calmer field.
-    base = rng.uniform(0, 255, 3)
-    ground = _field(base + rng.normal(0, 35, (4, 4, 3)), image_size)
+    # A few random colours blown up are gradient and texture at once. The ink is darker than its ground, as in print.
+    ground_colour = rng.uniform(*GROUND_LEVELS, 3)
+    ground = _field(ground_colour + rng.normal(0, GROUND_TEXTURE, (4, 4, 3)), image_size)
     draw = ImageDraw.Draw(ground)
-    for _ in range(rng.integers(3, 7)):
+    for _ in range(rng.integers(CLUTTER[0], CLUTTER[1] + 1)):
         _draw_clutter(draw, rng, image_size)
-    ink_colour = rng.uniform(0, 255, 3)
-    while abs((ink_colour - base) @ GREY) < MIN_CONTRAST:
-        ink_colour = rng.uniform(0, 255, 3)
-    ink = _field(ink_colour + rng.normal(0, 15, (2, 2, 3)), image_size)
+    ink_colour = rng.uniform(0, 160, 3)
+    while (ground_colour - ink_colour) @ GREY < MIN_CONTRAST:
+        ink_colour = rng.uniform(0, 160, 3)
+    ink = _field(ink_colour + rng.normal(0, INK_TEXTURE, (2, 2, 3)), image_size)
     face = FACES[rng.integers(len(FACES))]
     ground.paste(ink, mask=_posed_mask(character, face, rng, image_size))
     noise = rng.standard_normal((image_size, image_size, 3), dtype=np.float32) * np.float32(rng.uniform(*NOISE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageFile
 from torch import Tensor
@@ -30,9 +31,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         # Pillow clips these to 0-255 instead of scaling them: a 16-bit scan would turn white.
-        low, high = image.getextrema()
-        scale = 255.0 / max(float(high), 255.0) if float(low) >= 0 else 1.0
-        return image.convert("F").point(lambda value: value * scale).convert("L").convert("RGB")
+        pixels = np.asarray(image, dtype=np.float32)
+        scaled = pixels * (255.0 / max(float(pixels.max()), 255.0))
+        return Image.fromarray(scaled.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

@@ -31,7 +31,7 @@ class ImageTable:
     def __post_init__(self) -> None:
         if len(self.paths) != len(self.labels):
             raise ValueError(f"{len(self.paths)} paths but {len(self.labels)} labels")
-        if len(self.labels) and not (0 <= self.labels.min() and self.labels.max() < len(self.classes)):
+        if len(self.labels) and not (self.labels.min() >= 0 and self.labels.max() < len(self.classes)):
             raise ValueError(f"labels must lie in [0, {len(self.classes)})")
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -19,7 +20,7 @@ from proxy_anchor.errors import UsageError
 _PROBE_SECONDS = 5.0  # the hub's own client retries for 45 s before it says that there is no network
 
 
-def create_pretrained(name: str, weights: str | None, **timm_kwargs: object) -> nn.Module:
+def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.Module:
     """A timm model without classifier, carrying `weights` (a local file) or its published weights.
 
     Raises UsageError when the file or the source is not there or does not fit, naming the file wanted.
@@ -74,12 +75,14 @@ def _packaged_file(name: str) -> Path | None:
 def _in_model_order(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Rename by position: the package's EfficientNet-Lite0 lists timm's tensors in timm's order under other names."""
     names = list(model.state_dict())
-    if [tuple(value.shape) for value in state.values()] != [tuple(value.shape) for value in model.state_dict().values()]:
+    if [tuple(value.shape) for value in state.values()] != [
+        tuple(value.shape) for value in model.state_dict().values()
+    ]:
         return state  # another network; the strict comparison names the difference
     return dict(zip(names, state.values(), strict=True))
 
 
-def _create_from_hub(name: str, **timm_kwargs: object) -> nn.Module:
+def _create_from_hub(name: str, **timm_kwargs: Any) -> nn.Module:
     config = timm.models.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
         raise UsageError(
@@ -88,7 +91,7 @@ def _create_from_hub(name: str, **timm_kwargs: object) -> nn.Module:
     if config.hf_hub_id:
         source, cached = _hub_source(config.hf_hub_id)
     else:
-        source = config.url
+        source = str(config.url)
         cached = (Path(torch.hub.get_dir()) / "checkpoints" / Path(source).name).is_file()
     failure = UsageError(
         f"the pretrained weights of {name} are not on this machine and {source} cannot be reached. Fetch that file "

@@ -62,9 +62,9 @@ def recall_at_k(
 
     Denominator: all Q queries. A query without a positive in the gallery is a miss at every K and stays in the
     denominator, as in the authors' code; `num_queries_without_positive` counts them.
-    Ties: similarities within 1e-12 of the best positive's are equal to it, and equal similarities rank by gallery index,
-    lower first: deterministic and blind to labels. A collapsed network gets the share of queries that have the class of
-    one of the K first rows, not 100 %.
+    Ties: similarities within 1e-12 of the best positive's are equal to it, and equal similarities rank by gallery
+    index, lower first: deterministic and blind to labels. A collapsed network gets the share of queries that have the
+    class of one of the K first rows, not 100 %.
     Every engine and every chunk size gives the same value to the last digit.
     Raises UsageError for K out of range, NaN or infinite embeddings (counted), and shapes that disagree.
     Kim et al. 2020, section 4 (evaluation protocol of Song et al. 2016).
@@ -99,8 +99,8 @@ def num_queries_without_positive(labels: Array, gallery_labels: Array | None = N
 class RecallAtK(Metric):
     """`recall_at_k` over batches and processes; `compute()` returns {K: recall in [0, 1]} on every process.
 
-    k, engine: as in `recall_at_k`. num_images: how many distinct images (queries plus gallery) `compute` must have seen,
-    so that a partial pass is never reported as a whole one; None accepts any number.
+    k, engine: as in `recall_at_k`. num_images: how many distinct images (queries plus gallery) `compute` must have
+    seen, so that a partial pass is never reported as a whole one; None accepts any number.
 
     A distributed sampler repeats rows to make shards equal, and a copy of a query is a certain hit. Rows are therefore
     identified by their dataset index: after gathering each index counts once and rows are in dataset order, which
@@ -142,12 +142,13 @@ class RecallAtK(Metric):
         """
         rows = as_rows(embeddings, "embeddings").float()
         if indices is None:
-            if torch.distributed.is_available() and torch.distributed.is_initialized() and self._world_size() > 1:
+            if _several_processes():
                 raise UsageError("RecallAtK: pass dataset indices; several processes see padded copies of some images.")
-            # Negative, and so never a dataset index; counted down, and so in order of arrival once negated.
+            # In order of arrival, and far below zero so that none is taken for a dataset index.
             seen = sum(len(batch) for batch in self.indices)
-            indices = -1 - torch.arange(seen, seen + len(rows), device=rows.device)
-        batch_labels, batch_indices = (_as_labels(each, "labels").to(rows.device) for each in (labels, indices))
+            indices = torch.arange(seen, seen + len(rows)) + torch.iinfo(torch.int64).min
+        batch_labels = _as_labels(labels, "labels").to(rows.device)
+        batch_indices = _as_labels(indices, "indices").to(rows.device)
         if not len(rows) == len(batch_labels) == len(batch_indices):
             raise UsageError(
                 f"RecallAtK: {len(rows)} embeddings, {len(batch_labels)} labels and {len(batch_indices)} indices."
@@ -177,10 +178,6 @@ class RecallAtK(Metric):
             gallery_labels=labels[found],
             engine=self.engine,
         )
-
-    @staticmethod
-    def _world_size() -> int:
-        return torch.distributed.get_world_size()
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,8 +210,8 @@ def _first_positive_ranks(problem: _Problem, ks: tuple[int, ...], engine: str) -
     """
     engine = resolve_engine(engine, max(ks), exclude_self=problem.exclude_self, device=problem.queries.device)
     with full_precision(problem.queries.device):
-        bounds = _count_torch(problem) if engine == "torch" else _count_listed(problem, max(ks), engine)
-        ahead, maybe_ahead = bounds
+        torch_counts = engine == "torch"
+        ahead, maybe_ahead = _count_torch(problem) if torch_counts else _count_listed(problem, max(ks), engine)
         positives = num_positives(problem.labels, None if problem.exclude_self else problem.gallery_labels)
         wanted = torch.tensor(ks, device=ahead.device)
         # A hit at K needs fewer than K images ahead: certain if maybe_ahead < K, excluded if ahead >= K.
@@ -280,6 +277,11 @@ def _margin(problem: _Problem) -> float:
     return 2 * float32_error(problem.queries.shape[1]) + TIE_TOLERANCE
 
 
+def _several_processes() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
 def _distinct(indices: Tensor, rows: Tensor) -> Tensor:
     """Positions of the masked rows, each dataset index once (its first copy), in dataset order."""
     positions = rows.nonzero().squeeze(1)
@@ -305,7 +307,8 @@ def _as_ks(k: int | Iterable[int]) -> tuple[int, ...]:
 def _as_labels(labels: Array, name: str) -> Tensor:
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
         labels = torch.from_numpy(labels.astype(np.int64))
-    if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+    integers = isinstance(labels, Tensor) and not (labels.dtype == torch.bool or labels.dtype.is_floating_point)
+    if not isinstance(labels, Tensor) or labels.ndim != 1 or not integers:
         kind = f"{labels.dtype} of shape {tuple(labels.shape)}" if hasattr(labels, "shape") else type(labels).__name__
         raise UsageError(f"{name}: expected a one-dimensional tensor or array of integers, got {kind}.")
     return labels.detach().long()

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,8 +109,8 @@ def resolve_engine(name: str, k: int, *, exclude_self: bool = False, device: tor
             )
         if listed > FAISS_GPU_MAX_K:
             raise UsageError(
-                f"engine=faiss_gpu: K={k}{' plus the row itself' if exclude_self else ''} is above the {FAISS_GPU_MAX_K}"
-                " that faiss can return on a GPU; lower K or use engine=torch."
+                f"engine=faiss_gpu: K={k}{' and the row itself' if exclude_self else ''}, but faiss returns at most "
+                f"{FAISS_GPU_MAX_K} rows on a GPU; lower K or use engine=torch."
             )
     return name
 
@@ -291,7 +292,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
     The matmul switch is global to the process and is put back on the way out.
     """
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    # Not torch.get_float32_matmul_precision: it raises where someone has used these newer names.
+    mkldnn: Any = torch.backends.mkldnn
+    backends: list[Any] = [torch.backends.cuda.matmul, mkldnn.matmul]
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytorch_lightning as pl
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.optim import (
     FiniteLossGuard,
-    check_optimization,
+    OptimizerSettings,
     describe_groups,
-    make_optimizer,
     make_parameter_groups,
     make_scheduler,
 )
@@ -29,42 +31,25 @@ class MetricLearner(pl.LightningModule):
     Args:
         net: images (B, 3, H, W) to embeddings (B, D).
         loss: `loss(embeddings, labels)`; its parameters, if any, are the proxies.
-        lr: rate of backbone and head. proxy_lr_mult: the proxies' rate over `lr` (paper: 100).
-        weight_decay: on every tensor.
-        schedule: "step" (times lr_gamma every lr_step_epochs), "cosine" (to zero) or "constant".
-        warmup_epochs: first epochs in which only head and proxies move, at full rate; the schedule counts them.
+        optimizer: how their tensors move.
         metadata: plain values saved in every checkpoint (how data and model were made).
 
-    Raises UsageError for a setting out of range, and when the loss stops being finite.
+    Raises UsageError when the loss stops being finite.
     """
 
     def __init__(
         self,
         net: EmbeddingNet,
         loss: nn.Module,
+        optimizer: OptimizerSettings | None = None,
         *,
-        lr: float = 1e-4,
-        weight_decay: float = 1e-4,
-        proxy_lr_mult: float = 100.0,
-        schedule: str = "step",
-        lr_step_epochs: int = 10,
-        lr_gamma: float = 0.5,
-        warmup_epochs: int = 1,
-        metadata: dict | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.optimization = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "proxy_lr_mult": proxy_lr_mult,
-            "schedule": schedule,
-            "lr_step_epochs": lr_step_epochs,
-            "lr_gamma": lr_gamma,
-            "warmup_epochs": warmup_epochs,
-        }
-        check_optimization(**self.optimization)
+        self.settings = optimizer or OptimizerSettings()
         self.net, self.loss = net, loss
-        self.warmup_epochs = warmup_epochs
+        if isinstance(loss, ProxyAnchorLoss):
+            loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
         self.metadata = metadata or {}
         self._guard = FiniteLossGuard()
 
@@ -85,19 +70,16 @@ class MetricLearner(pl.LightningModule):
         images, labels, indices = batch
         return {"embeddings": self.net(images), "labels": labels, "indices": indices}
 
-    def configure_optimizers(self) -> dict:
+    def configure_optimizers(self) -> Any:
         """AdamW over the groups backbone, head, proxies; prints their rates."""
-        settings = self.optimization
-        groups = make_parameter_groups(self.net, self.loss, lr=settings["lr"], proxy_lr_mult=settings["proxy_lr_mult"])
-        self.print(f"learning rates: {describe_groups(groups)}")
-        optimizer = make_optimizer(groups, weight_decay=settings["weight_decay"])
-        scheduler, interval = make_scheduler(
-            optimizer,
-            schedule=settings["schedule"],
-            lr_step_epochs=settings["lr_step_epochs"],
-            lr_gamma=settings["lr_gamma"],
-            total_steps=int(self.trainer.estimated_stepping_batches),
+        groups = make_parameter_groups(
+            self.net, self.loss, lr=self.settings.lr, proxy_lr_mult=self.settings.proxy_lr_mult
         )
+        self.print(f"learning rates: {describe_groups(groups)}")
+        # Default betas and eps, and decay on everything, as in the released code.
+        optimizer = AdamW(groups, weight_decay=self.settings.weight_decay)
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler, interval = make_scheduler(optimizer, self.settings, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -112,7 +94,7 @@ class MetricLearner(pl.LightningModule):
                 f"the loss is not finite at step {self.global_step} (epoch {self.current_epoch + 1}): lower optimizer.lr, "
                 "or train with trainer.precision=32. The last checkpoint is from before this step."
             )
-        if self.current_epoch < self.warmup_epochs:
+        if self.current_epoch < self.settings.warmup_epochs:
             for parameter in self.net.backbone.parameters():
                 parameter.grad = None
 

@@ -35,9 +35,9 @@ class EpochResult:
         return {**asdict(self), "recall": {str(k): value for k, value in self.recall.items()}}
 
 
-def format_recall(recall: dict[int, float]) -> str:
+def format_recall(recall: dict[int, float], digits: int = 1) -> str:
     """'Recall@1 73.9  @2 82.0  ...' in percent."""
-    values = "  ".join(f"@{k} {100 * value:.1f}" for k, value in recall.items())
+    values = "  ".join(f"@{k} {100 * value:.{digits}f}" for k, value in recall.items())
     return f"Recall{values}"
 
 
@@ -87,7 +87,9 @@ class RecallCallback(pl.Callback):
         self.metric.num_images = len(query) + (0 if gallery is None else len(gallery))
         lonely = num_queries_without_positive(query.labels, None if gallery is None else gallery.labels)
         if lonely and stage in ("fit", "validate") and not self.history:
-            pl_module.print(f"{lonely} of {len(query)} queries have no image of their class to find: counted as misses.")
+            pl_module.print(
+                f"{lonely} of {len(query)} queries have no image of their class to find: counted as misses."
+            )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the epoch's clock."""
@@ -109,9 +111,7 @@ class RecallCallback(pl.Callback):
     ) -> None:
         """Collect a batch of embeddings; the second loader is the gallery."""
         self.metric.to(pl_module.device)
-        self.metric.update(
-            outputs["embeddings"], outputs["labels"], outputs["indices"], is_gallery=dataloader_idx == 1
-        )
+        self.metric.update(outputs["embeddings"], outputs["labels"], outputs["indices"], is_gallery=dataloader_idx == 1)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Search, log, print, remember."""

@@ -1,0 +1,45 @@
+# `make demo` and `make test` are all that a newcomer needs; both set up .venv by themselves.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRA ?= cpu
+BIN = $(VENV)/bin
+
+.PHONY: help install demo test test-slow lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@echo 'EXTRA=gpu installs faiss-gpu instead of faiss-cpu; VENV=DIR uses another environment.'
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# A marker per set of extras, renewed when the dependencies change.
+$(VENV)/installed-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(subst -,$(comma),$*)]'
+	@touch $@
+comma = ,
+
+install: $(VENV)/installed-$(EXTRA)  ## create .venv and install the package into it
+
+demo: install  ## train on the embedded data set (3 minutes on 2 cores)
+	$(BIN)/python src/train.py
+
+test: $(VENV)/installed-$(EXTRA)-test  ## run the tests (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(VENV)/installed-$(EXTRA)-test  ## run the tests that take more than a minute each
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/installed-$(EXTRA)-lint  ## check format, style and types
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+format: $(VENV)/installed-$(EXTRA)-lint  ## rewrite the files in the house format
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
+
+clean:  ## remove caches and the virtual environment; data/ and runs/ stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

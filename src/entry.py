@@ -1,0 +1,241 @@
+"""What the entry points share: Hydra start-up, one-line errors, objects from the config, the sweep table.
+
+Only files in src/ itself see the Hydra config; the package below them takes named arguments. Imports that cost seconds
+stand inside the functions that need them, so that --help and errors come at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from proxy_anchor.errors import UsageError, did_you_mean
+from proxy_anchor.reports.tables import format_table, read_result
+
+USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException)
+CONF = str(Path(__file__).resolve().parent.parent / "conf")
+
+
+class TimmSource(ConfigSource):
+    """Makes every timm name a choice of the group `backbone`, beside the files in conf/backbone."""
+
+    @staticmethod
+    def scheme() -> str:
+        """The address prefix under which Hydra's search path names this source."""
+        return "timm"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """conf/backbone/timm.yaml with the name filled in."""
+        if not self.is_config(config_path):
+            raise ConfigLoadError(f"{config_path} is not a timm model")
+        config = OmegaConf.create({"defaults": ["timm"], "name": self._model_name(config_path)})
+        return ConfigResult(config=config, path=f"{self.scheme()}://", provider=self.provider, header={"package": None})
+
+    def available(self) -> bool:
+        """Always: timm is a dependency."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Only `backbone` exists here."""
+        return config_path.strip("/") in ("", "backbone")
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether this is `backbone/NAME` and timm has a model of that name."""
+        if not config_path.startswith("backbone/"):
+            return False
+        import timm
+
+        return timm.is_model(self._model_name(config_path))
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Nothing: over a thousand names would bury our own in help texts and errors."""
+        return []
+
+    @staticmethod
+    def _model_name(config_path: str) -> str:
+        return config_path.removeprefix("backbone/").removesuffix(".yaml")
+
+
+class SweepTable(Callback):
+    """Collects the jobs of a sweep and prints one table of them at the end, also when some failed."""
+
+    rows: list[dict[str, Any]] = []  # noqa: RUF012  (one sweep per process; Hydra, not we, makes the instance)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Keep the job's overrides and outcome."""
+        hydra_config = job_return.hydra_cfg.hydra  # type: ignore[union-attr]
+        if hydra_config.mode != RunMode.MULTIRUN:
+            return
+        row: dict[str, Any] = {"job": hydra_config.job.num}
+        row |= dict(override.lstrip("+").split("=", 1) for override in hydra_config.overrides.task if "=" in override)
+        result = read_result(Path(hydra_config.runtime.output_dir))
+        if job_return.status == JobStatus.COMPLETED and result is not None:
+            best, last = result["best"]["recall"], result["last"]["recall"]
+            row |= {f"best R@{k}": 100 * value for k, value in best.items()}
+            row |= {f"last R@{k}": 100 * last[k] for k in list(last)[:1]} | {"best epoch": result["best"]["epoch"]}
+        elif job_return.status == JobStatus.FAILED:
+            row["failed"] = one_line(job_return._return_value)
+        self.rows.append(row)
+
+    @classmethod
+    def print(cls) -> None:
+        """The table, without the overrides that were the same in all jobs."""
+        if cls.rows:
+            keys = dict.fromkeys(key for row in cls.rows for key in row)
+            outcome = [key for key in keys if "R@" in key or key in ("best epoch", "failed")]
+            varied = [key for key in keys if key not in outcome and len({str(row.get(key)) for row in cls.rows}) > 1]
+            shown = dict.fromkeys(["job", *varied, *outcome])
+            print("\n" + format_table([{key: row.get(key) for key in shown} for row in cls.rows]), flush=True)
+            cls.rows.clear()
+
+
+def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
+    """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
+    Plugins.instance().register(TimmSource)
+    _quieten()
+    failures: list[Exception] = []
+
+    def job(cfg: DictConfig) -> Any:
+        try:
+            return main(cfg)
+        except USER_ERRORS as error:
+            with suppress(OSError):
+                output_folder().rmdir()  # only succeeds while nothing has been written
+            if HydraConfig.get().mode != RunMode.RUN:
+                raise  # the sweeper has to know
+            failures.append(error)
+
+    try:
+        hydra.main(version_base="1.3", config_path=CONF, config_name=config_name)(job)()
+    except USER_ERRORS as error:
+        failures.append(error)
+    SweepTable.print()
+    if failures:
+        print(f"error: {one_line(failures[0])}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _quieten() -> None:
+    """Leave Lightning's warnings, but not its start-up lines nor those about our own way of using a run folder."""
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for text in (
+        r"Experiment logs directory .* exists",
+        r"Checkpoint directory .* exists",
+        r".*treespec, LeafSpec",
+        r"Loading `train_dataloader` to estimate",
+        r"The number of training batches .* is smaller than the logging interval",
+        r"The '\w+_dataloader' does not have many workers",
+    ):
+        warnings.filterwarnings("ignore", message=text)
+
+
+def one_line(error: BaseException) -> str:
+    """The error as one line: the innermost UsageError's text, or Hydra's message with the repair."""
+    chain = list(_causes(error))
+    for link in chain:
+        if isinstance(link, UsageError):
+            # A data worker's error arrives as a printed traceback, with the message in its last line.
+            return str(link).strip().splitlines()[-1].removeprefix(f"{UsageError.__module__}.UsageError: ")
+    text = str(error).strip()
+    if match := re.match(r"Could not override '(?P<key>[^']+)'", text):
+        return _unknown_key(match["key"].lstrip("+~"), chain)
+    if match := re.match(r"(?:In '[^']*': )?Could not find '(?P<group>\w+)/(?P<name>[^']+)'", text):
+        return _unknown_choice(match["group"], match["name"])
+    if text.startswith("Error in call to target"):  # the cause says it in its own words
+        key = re.search(r"full_key: (\S+)", text)
+        return f"{key[1] + ': ' if key else ''}{str(chain[-1]).strip().splitlines()[0]}"
+    if match := re.match(r"Missing mandatory value: (\S+)", text):
+        return f"{match[1]} is needed: add {match[1]}=... to the command."
+    return " ".join(line.strip() for line in text.splitlines()[:2]) or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _unknown_key(key: str, chain: list[BaseException]) -> str:
+    parent, _, name = key.rpartition(".")
+    node = next((node for link in chain if (node := getattr(link, "parent_node", None)) is not None), None)
+    known = [str(each) for each in node] if isinstance(node, DictConfig) else []
+    place = f" in {parent}" if parent else ""
+    listed = f" Known{place}: {', '.join(sorted(known))}." if known else ""
+    return f"unknown key {key!r}.{did_you_mean(name, known)}{listed}"
+
+
+def _unknown_choice(group: str, name: str) -> str:
+    known = sorted(path.stem for path in (Path(CONF) / group).glob("*.yaml"))
+    if group == "backbone":
+        import timm
+
+        hint = did_you_mean(name, [*known, *timm.list_models()])
+        return f"backbone {name!r} is neither in conf/backbone ({', '.join(known)}) nor a timm model.{hint}"
+    return f"{group}={name} is not known; choose one of: {', '.join(known)}.{did_you_mean(name, known)}"
+
+
+def absolute(path: str) -> str:
+    """A path that the user gave relative to where they stand."""
+    return str(Path(path).expanduser().resolve())
+
+
+def make_paths_absolute(cfg: DictConfig) -> None:
+    """Make the data set's paths absolute: a checkpoint remembers them and is used from elsewhere."""
+    for key in ("root", "csv"):
+        if cfg.dataset.get(key) is not None:
+            cfg.dataset[key] = absolute(cfg.dataset[key])
+
+
+def output_folder() -> Path:
+    """The folder that Hydra made for this run."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def check_config(cfg: DictConfig) -> None:
+    """Raise for a value that is out of range, before any image or weight is read.
+
+    Ranges are known to the constructors alone, so the cheap ones are called once on nothing.
+    """
+    from hydra.utils import instantiate
+
+    from proxy_anchor.data.images import test_transform, train_transform
+    from proxy_anchor.errors import check_choice, check_int
+    from proxy_anchor.training.optim import OptimizerSettings
+
+    check_int("embedding_dim", cfg.embedding_dim, 1)
+    check_int("seed", cfg.seed, 0)
+    check_int("trainer.max_epochs", cfg.trainer.max_epochs, 1)
+    check_choice("trainer.precision", cfg.trainer.precision, [32, "32-true", "bf16-mixed", "16-mixed"])
+    for key in ("batch_size", "eval_batch_size"):
+        if cfg.data[key] is not None:
+            check_int(f"data.{key}", cfg.data[key], 1)
+    instantiate(cfg.loss, num_classes=2, embedding_dim=1)
+    OptimizerSettings(**cfg.optimizer)
+    images = cfg.dataset.images
+    train_transform(images.crop, scale=tuple(images.scale), flip=images.flip)
+    test_transform(images.crop, resize=images.resize)
+    if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
+        raise UsageError(
+            "frozen batch norm needs pretrained weights: add batch_norm=train to backbone.pretrained=false."
+        )

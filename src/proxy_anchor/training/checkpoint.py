@@ -1,0 +1,62 @@
+"""Reading checkpoints: which network they hold, with which weights, made how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training.module import CHECKPOINT_FORMAT, CHECKPOINT_KEY
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A checkpoint's content: epoch from 1, the learner's tensors, and the plain metadata that it was trained with."""
+
+    path: Path
+    epoch: int
+    state: dict[str, Tensor]
+    metadata: dict[str, Any]
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a file that train.py wrote, without executing anything in it.
+
+    Raises UsageError when it is missing, damaged, something else, or of a newer format.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"checkpoint={path}: no such file; pass the best.ckpt or last.ckpt of a run folder.")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged zip, foreign pickle, short file: torch raises a different type for each
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(f"checkpoint={path} cannot be read ({reason}): it is damaged or no checkpoint.") from error
+    metadata = content.get(CHECKPOINT_KEY) if isinstance(content, dict) else None
+    if metadata is None:
+        raise UsageError(f"checkpoint={path} was not written by train.py: it does not say which network it holds.")
+    if metadata["format"] > CHECKPOINT_FORMAT:
+        raise UsageError(f"checkpoint={path} has format {metadata['format']}, newer than this version reads: update.")
+    return Checkpoint(path, content["epoch"] + 1, content["state_dict"], metadata)
+
+
+def load_embedding_net(checkpoint: Checkpoint) -> EmbeddingNet:
+    """The trained network, on the CPU, in evaluation mode. Every tensor must be there and fit.
+
+    Raises UsageError when the stored tensors and the network differ.
+    """
+    net = EmbeddingNet.from_config(checkpoint.metadata["model"])
+    state = {key.removeprefix("net."): value for key, value in checkpoint.state.items() if key.startswith("net.")}
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        raise UsageError(
+            f"{checkpoint.path} does not fit {checkpoint.metadata['model']['backbone']} as this timm version builds it: "
+            f"{' '.join(str(error).split())[:300]}"
+        ) from error
+    return net.eval()

@@ -1,0 +1,256 @@
+"""The embedded data set: reproducible, class-disjoint, no two classes alike, hard for pixels, safe to interrupt."""
+
+import hashlib
+import subprocess
+import sys
+import time
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from proxy_anchor.data import glyphs
+from proxy_anchor.data.glyphs import CHARACTERS, FACES, MAX_ROTATION_DEG, draw_glyph, load_glyphs, upright_mask
+from proxy_anchor.errors import UsageError
+
+SMALL = {"train_classes": 3, "test_classes": 2, "images_per_class": 4, "image_size": 32}
+
+# How alike two characters are: both are cut out, brought to one size and laid over each other; the answer is the share
+# of ink of either that is further than one pixel in `INK_PX` from all ink of the other, in the face and at the relative
+# rotation in which they are most alike.
+INK_PX, BORDER_PX = 22, 2
+SELECTED_ABOVE = 0.05
+ALIKE_BELOW = 0.04  # less than what was selected with: another FreeType may move an outline a little
+ANGLES = np.linspace(-2 * MAX_ROTATION_DEG, 2 * MAX_ROTATION_DEG, 7)
+
+
+def normalised(mask: Image.Image, angle: float) -> tuple[np.ndarray, np.ndarray]:
+    """Ink and ink widened by one pixel, each flat and in [0, 1], of a character turned and brought to one size."""
+    turned = mask.rotate(angle, expand=True, resample=Image.Resampling.BICUBIC)
+    turned = turned.crop(turned.point(lambda level: 255 * (level > 96)).getbbox())
+    scale = INK_PX / max(turned.size)
+    width, height = (max(1, round(side * scale)) for side in turned.size)
+    side = INK_PX + 2 * BORDER_PX
+    canvas = Image.new("L", (side, side))
+    canvas.paste(turned.resize((width, height), Image.Resampling.BOX), ((side - width) // 2, (side - height) // 2))
+    return tuple(np.asarray(i, np.float32).ravel() / 255 for i in (canvas, canvas.filter(ImageFilter.MaxFilter(3))))
+
+
+def shape_distances(characters: Sequence[str]) -> np.ndarray:
+    """(n, n) distances in [0, 1], 0 where two characters look alike in some face."""
+    smallest = np.ones((len(characters), len(characters)), np.float32)
+    for face in FACES:
+        masks = [upright_mask(character, face) for character in characters]
+        ink, wide = map(np.array, zip(*(normalised(mask, 0) for mask in masks), strict=True))
+        for angle in ANGLES:
+            turned_ink, turned_wide = map(np.array, zip(*(normalised(mask, angle) for mask in masks), strict=True))
+            first_outside = ink @ (1 - turned_wide).T / ink.sum(1)[:, None]
+            second_outside = (1 - wide) @ turned_ink.T / turned_ink.sum(1)[None]
+            np.minimum(smallest, np.maximum(first_outside, second_outside), out=smallest)
+    return np.minimum(smallest, smallest.T)
+
+
+def choose_characters(candidates: Sequence[str], threshold: float = SELECTED_ABOVE) -> str:
+    """Those candidates, in their order, that differ from all that were chosen before them."""
+    distances = shape_distances(candidates)
+    chosen: list[int] = []
+    for i in range(len(candidates)):
+        if all(distances[i, j] > threshold for j in chosen):
+            chosen.append(i)
+    return "".join(candidates[i] for i in chosen)
+
+
+def all_candidates() -> list[str]:
+    """Letters and digits, then symbols, that all faces have: no accented letters, nothing as thin as a bar."""
+    from fontTools.ttLib import TTFont
+
+    common = set.intersection(*(set(TTFont(glyphs._font(face).path).getBestCmap()) for face in FACES))
+    symbol_blocks = ((0x20, 0x250), (0x20A0, 0x2190), (0x2200, 0x2300), (0x2302, 0x2329), (0x2600, 0x27C0))
+
+    def is_wide(character: str) -> bool:
+        side = INK_PX + 2 * BORDER_PX
+        inks = [normalised(upright_mask(character, face), 0)[0].reshape(side, side) > 0.3 for face in FACES]
+        return min(ink.any(axis).sum() for ink in inks for axis in (0, 1)) >= 8
+
+    letters, symbols = [], []
+    for code in sorted(common):
+        character, category = chr(code), unicodedata.category(chr(code))
+        if unicodedata.decomposition(character):
+            continue
+        if category in ("Lu", "Ll", "Lo", "Nd"):
+            letters.append(character)
+        elif character in "#%&@?§¶" or (
+            category in ("Sc", "Sm", "So") and any(low <= code < high for low, high in symbol_blocks)
+        ):
+            symbols.append(character)
+    return [character for character in letters + symbols if is_wide(character)]
+
+
+def pixel_digest(splits) -> str:
+    digest = hashlib.sha256()
+    for path in (*splits.train.paths, *splits.query.paths):
+        digest.update(f"{path.parent.name}/{path.name}".encode() + Image.open(path).tobytes())
+    return digest.hexdigest()
+
+
+def recall_at_1(vectors: np.ndarray, labels: np.ndarray) -> float:
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    similarity = vectors @ vectors.T
+    np.fill_diagonal(similarity, -np.inf)
+    return float((labels[similarity.argmax(1)] == labels).mean())
+
+
+def test_defaults_are_120_and_120_other_classes(tmp_path, monkeypatch):
+    monkeypatch.setattr(glyphs, "_draw_missing", lambda *args, **kwargs: None)
+    splits = load_glyphs(tmp_path)
+    assert (splits.train.num_classes, splits.query.num_classes) == (120, 120)
+    assert len(splits.train) == len(splits.query) == 120 * 24
+    assert splits.gallery is None
+    assert splits.shared_classes == []
+
+
+def test_every_character_has_one_class_name_in_ascii():
+    names = [glyphs.class_name(character) for character in CHARACTERS]
+    assert len(set(names)) == len(set(CHARACTERS)) == len(CHARACTERS)
+    assert all(name.isascii() and name.replace("_", "").isalnum() for name in names)
+
+
+def test_every_face_draws_every_character():
+    for face in FACES:
+        unknown = upright_mask("\uffff", face).tobytes()  # the box that stands for a character that a font lacks
+        assert not [character for character in CHARACTERS if upright_mask(character, face).tobytes() == unknown]
+
+
+def test_no_two_characters_look_alike():
+    distances = shape_distances(CHARACTERS)
+    np.fill_diagonal(distances, 1)
+    alike = [CHARACTERS[i] + CHARACTERS[j] for i, j in np.argwhere(distances < ALIKE_BELOW) if i < j]
+    assert alike == []
+
+
+def test_the_shape_distance_finds_lookalikes():
+    for group in ("AΑА", "oοо", "oO0", "xXх", "lI|", "cC", "BΒВ"):
+        distances = shape_distances(group)
+        assert (distances < ALIKE_BELOW).all(), (group, distances)
+    assert shape_distances("EF")[0, 1] > ALIKE_BELOW
+    assert choose_characters("AΑАEOο0") == "AEO"
+
+
+def test_pixels_depend_on_the_seed_only(tmp_path):
+    first = load_glyphs(tmp_path / "a", **SMALL)
+    # Another process that has drawn other things before.
+    code = (
+        "from proxy_anchor.data.glyphs import draw_glyph, load_glyphs\n"
+        f"draw_glyph('A', 3); load_glyphs({str(tmp_path / 'b')!r}, **{SMALL!r})"  # no __main__ guard is needed
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(Path("src").resolve())})
+    assert pixel_digest(first) == pixel_digest(load_glyphs(tmp_path / "b", **SMALL))
+    assert pixel_digest(first) != pixel_digest(load_glyphs(tmp_path / "a", seed=1, **SMALL))
+    assert draw_glyph("A", 0).tobytes() == draw_glyph("A", 0).tobytes() != draw_glyph("A", 1).tobytes()
+
+
+def test_images_are_rgb_of_the_size_asked_for(tmp_path):
+    splits = load_glyphs(tmp_path, **SMALL)
+    assert len(splits.train) == 12
+    assert len(splits.query) == 8
+    for path in splits.train.paths:
+        with Image.open(path) as image:
+            assert (image.mode, image.size, image.format) == ("RGB", (32, 32), "PNG")
+
+
+def test_raw_pixels_find_few_neighbours(tmp_path):
+    splits = load_glyphs(tmp_path, train_classes=1, test_classes=120, images_per_class=12)
+    pixels = np.stack([np.asarray(Image.open(path), np.float32).ravel() for path in splits.query.paths])
+    for vectors in (pixels, pixels - pixels.mean(0), pixels - pixels.mean(1, keepdims=True)):
+        assert recall_at_1(vectors, splits.query.labels) <= 0.15
+
+
+def test_second_call_draws_nothing(tmp_path, monkeypatch):
+    first = load_glyphs(tmp_path, **SMALL)
+    monkeypatch.setattr(glyphs, "draw_glyph", lambda *args, **kwargs: pytest.fail("drawn again"))
+    start = time.perf_counter()
+    again = load_glyphs(tmp_path, **SMALL)
+    assert time.perf_counter() - start < 0.3
+    assert again.train.paths == first.train.paths
+    with pytest.raises(pytest.fail.Exception):  # every parameter is part of the key
+        load_glyphs(tmp_path, **{**SMALL, "image_size": 40})
+
+
+def test_damaged_files_are_drawn_again_and_no_others(tmp_path):
+    splits = load_glyphs(tmp_path, **SMALL)
+    before = pixel_digest(splits)
+    missing, empty, kept = splits.train.paths[0], splits.query.paths[1], splits.train.paths[1]
+    missing.unlink()
+    empty.write_bytes(b"")
+    stamp = kept.stat().st_mtime_ns
+    assert pixel_digest(load_glyphs(tmp_path, **SMALL)) == before
+    assert kept.stat().st_mtime_ns == stamp
+
+
+def test_killed_run_leaves_no_half_written_image_and_is_continued(tmp_path, monkeypatch):
+    whole = pixel_digest(load_glyphs(tmp_path / "whole", **SMALL))
+    real, calls = draw_glyph, []
+
+    class HalfWritten:
+        def save(self, path, **kwargs):
+            Path(path).write_bytes(b"\x89PNG half of it")
+            raise KeyboardInterrupt
+
+    def dying(*args, **kwargs):
+        calls.append(args)
+        return real(*args, **kwargs) if len(calls) < 5 else HalfWritten()
+
+    monkeypatch.setattr(glyphs, "draw_glyph", dying)
+    with pytest.raises(KeyboardInterrupt):
+        load_glyphs(tmp_path / "killed", **SMALL)
+    assert len(list((tmp_path / "killed").rglob("[!.]*.png"))) == 4
+    monkeypatch.setattr(glyphs, "draw_glyph", real)
+    assert pixel_digest(load_glyphs(tmp_path / "killed", **SMALL)) == whole
+
+
+def test_two_processes_may_draw_at_once(tmp_path):
+    code = f"from proxy_anchor.data.glyphs import load_glyphs; load_glyphs({str(tmp_path / 'both')!r}, **{SMALL!r})"
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], env={"PYTHONPATH": str(Path("src").resolve())}) for _ in range(2)
+    ]
+    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert pixel_digest(load_glyphs(tmp_path / "both", **SMALL)) == pixel_digest(load_glyphs(tmp_path / "one", **SMALL))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"train_classes": 200, "test_classes": 200}, [str(len(CHARACTERS)), "test_classes=200", "fewer"]),
+        ({"image_size": 8}, ["image_size=8", "24"]),
+        ({"images_per_class": 1}, ["images_per_class=1", "2"]),
+        ({"test_classes": 0}, ["test_classes=0"]),
+        ({"train_classes": True}, ["train_classes=True"]),
+        ({"seed": -1}, ["seed=-1"]),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_is_written(tmp_path, arguments, words):
+    with pytest.raises(UsageError) as error:
+        load_glyphs(tmp_path / "data", **arguments)
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_missing_font_is_named_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(glyphs, "FACES", ("NoSuchFace.ttf",))
+    with pytest.raises(UsageError, match=r"NoSuchFace\.ttf cannot be read.*reinstall matplotlib"):
+        load_glyphs(tmp_path / "data", **SMALL)
+    assert not (tmp_path / "data").exists()
+
+
+def test_unwritable_root_is_told(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match="cannot be written"):
+        load_glyphs(tmp_path / "file", **SMALL)
+
+
+if __name__ == "__main__":  # prints the value of CHARACTERS
+    print(choose_characters(all_candidates()))
