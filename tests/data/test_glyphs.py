@@ -78,7 +78,7 @@ def all_candidates() -> list[str]:
     letters, symbols = [], []
     for code in sorted(common):
         character, category = chr(code), unicodedata.category(chr(code))
-        if unicodedata.decomposition(character):
+        if unicodedata.decomposition(character) or character == "∕":  # a slash looks like a line of the clutter
             continue
         if category in ("Lu", "Ll", "Lo", "Nd"):
             letters.append(character)

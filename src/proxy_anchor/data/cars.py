@@ -68,7 +68,10 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
             f"{file} holds no classes: it is the challenge's version; fetch cars_test_annos_withlabels.mat or cars_annos.mat."
         )
     names = annotations["fname" if "fname" in fields else "relative_im_path"]
-    return [(str(name), int(label)) for name, label in zip(np.atleast_1d(names), np.atleast_1d(annotations["class"]))]
+    return [
+        (str(name), int(label))
+        for name, label in zip(np.atleast_1d(names), np.atleast_1d(annotations["class"]), strict=True)
+    ]
 
 
 def _joint(root: Path) -> tuple[list[tuple[Path, int]], str] | None:

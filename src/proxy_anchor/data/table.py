@@ -39,6 +39,7 @@ class ImageTable:
 
     @property
     def num_classes(self) -> int:
+        """C."""
         return len(self.classes)
 
 

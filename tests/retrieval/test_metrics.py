@@ -1,0 +1,473 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.retrieval import metrics as module
+from proxy_anchor.retrieval import search as search_module
+from proxy_anchor.retrieval.metrics import RecallAtK, num_positives, num_queries_without_positive, recall_at_k
+
+AVAILABLE = ["torch"]
+AVAILABLE += ["faiss_cpu"] if search_module.has_faiss() else []
+AVAILABLE += ["faiss_gpu"] if search_module.faiss_gpu_works() else []
+each_engine = pytest.mark.parametrize("engine", AVAILABLE)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+GOLDEN = Path(__file__).parents[1] / "fidelity" / "recall.npz"
+
+
+def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def on_circle(*degrees: float) -> np.ndarray:
+    angles = np.radians(degrees)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def by_sorting_fractions(x: np.ndarray, labels: np.ndarray, ks: Sequence[int], g: np.ndarray, g_labels: np.ndarray):
+    """Recall@K for small integer vectors without any rounding: sort by sign(s) * s**2, then by index.
+
+    s**2 = dot**2 / (|a|**2 |b|**2) is a fraction, and |a| is the same for the whole row. `g is x` means self-search.
+    """
+    hits = dict.fromkeys(ks, 0)
+    for i, a in enumerate(x.tolist()):
+        keys = []
+        for j, b in enumerate(g.tolist()):
+            dot = sum(p * q for p, q in zip(a, b, strict=True))
+            if not (g is x and i == j):
+                keys.append((-Fraction(dot * abs(dot), sum(q * q for q in b) or 1), j))
+        neighbours = [g_labels[j] for _, j in sorted(keys)]
+        for k in ks:
+            hits[k] += labels[i] in neighbours[:k]
+    return {k: hits[k] / len(x) for k in ks}
+
+
+def by_loops(x: np.ndarray, labels: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
+    """Self-search Recall@K for any vectors: loops, float64, correctly rounded sums."""
+    unit = [[v / math.sqrt(math.fsum(w * w for w in row)) for v in row] for row in x.astype(np.float64).tolist()]
+    hits = dict.fromkeys(ks, 0)
+    for i, a in enumerate(unit):
+        similar = [math.fsum(p * q for p, q in zip(a, b, strict=True)) for b in unit]
+        others = [j for j in range(len(unit)) if j != i]
+        positives = [j for j in others if labels[j] == labels[i]]
+        if positives:
+            best = max(similar[j] for j in positives)
+            first = min(j for j in positives if similar[j] >= best - 1e-12)
+            ahead = [j for j in others if similar[j] > best + 1e-12 or (similar[j] >= best - 1e-12 and j < first)]
+            for k in ks:
+                hits[k] += len([j for j in ahead if j not in positives]) < k
+    return {k: hits[k] / len(x) for k in ks}
+
+
+class TestGolden:
+    @each_engine
+    @pytest.mark.parametrize("as_type", [np.asarray, torch.from_numpy])
+    def test_self_search(self, engine: str, as_type: object) -> None:
+        golden = np.load(GOLDEN)
+        x, labels = as_type(golden["x"]), as_type(golden["labels"])  # type: ignore[operator]
+        got = recall_at_k(x, labels, golden["self_recall_k"], engine=engine)
+        assert got == dict(zip(golden["self_recall_k"].tolist(), golden["self_recall"].tolist(), strict=True))
+
+    @each_engine
+    def test_query_and_gallery(self, engine: str) -> None:
+        golden = np.load(GOLDEN)
+        got = recall_at_k(
+            golden["query"],
+            golden["query_labels"],
+            golden["query_gallery_recall_k"],
+            gallery=golden["gallery"],
+            gallery_labels=golden["gallery_labels"],
+            engine=engine,
+        )
+        expected = zip(golden["query_gallery_recall_k"].tolist(), golden["query_gallery_recall"].tolist(), strict=True)
+        assert got == dict(expected)
+
+
+@each_engine
+class TestByHand:
+    def test_points_on_a_circle(self, engine: str) -> None:
+        # Neighbours, nearest first:  0: 10 25 45   10: 0 25 45   25: 10 45 0   45: 25 10 0
+        x, labels = on_circle(0, 10, 25, 45), np.array([7, 3, 7, 3])
+        # First positive:             25, rank 2    45, rank 3    0, rank 3    10, rank 2
+        assert recall_at_k(x, labels, (1, 2, 3), engine=engine) == {1: 0, 2: 2 / 4, 3: 4 / 4}
+
+    def test_queries_search_only_the_gallery(self, engine: str) -> None:
+        gallery, gallery_labels = on_circle(0, 20, 50), np.array([0, 1, 2])
+        queries, labels = on_circle(1, 18, 49, 200), np.array([0, 0, 1, 9])
+        # Nearest: 0 20 50 (hit at 1), 20 0 50 (hit at 2), 50 20 0 (hit at 2); class 9 is not in the gallery.
+        got = recall_at_k(queries, labels, (1, 2, 3), gallery=gallery, gallery_labels=gallery_labels, engine=engine)
+        assert got == {1: 1 / 4, 2: 3 / 4, 3: 3 / 4}
+
+    def test_no_self_removal_from_a_gallery(self, engine: str) -> None:
+        x, labels = rows(50), torch.arange(50)
+        assert recall_at_k(x, labels, 1, gallery=x.clone(), gallery_labels=labels, engine=engine) == {1: 1}
+        assert recall_at_k(x, labels, 1, gallery=x, gallery_labels=labels, engine=engine) == {1: 1}
+
+    def test_stacked_twice_with_other_labels_is_exactly_0(self, engine: str) -> None:
+        x = torch.nn.functional.normalize(rows(100)).repeat(2, 1)
+        assert recall_at_k(x, torch.arange(200), 1, engine=engine) == {1: 0}
+
+    def test_stacked_twice_with_the_same_labels_is_exactly_1(self, engine: str) -> None:
+        x = torch.nn.functional.normalize(rows(100)).repeat(2, 1)
+        assert recall_at_k(x, torch.arange(100).repeat(2), 1, engine=engine) == {1: 1}
+
+    def test_stacked_three_times_takes_the_lower_index_first(self, engine: str) -> None:
+        # Labels a, b, a for the three copies of each point. Copy 1 sees copy 2 (b) before copy 3 (a): rank 2.
+        # Copy 3 sees copy 1 (a) first: rank 1. Copy 2 is alone in its class.
+        x = rows(40, 512).repeat(3, 1)
+        labels = torch.cat([torch.arange(40), torch.arange(40) + 100, torch.arange(40)])
+        assert recall_at_k(x, labels, (1, 2), engine=engine) == {1: 1 / 3, 2: 2 / 3}
+
+    def test_scaled_copies_are_ties(self, engine: str) -> None:
+        x = rows(40, 512)
+        labels = torch.cat([torch.arange(40), torch.arange(40) + 100, torch.arange(40)])
+        assert recall_at_k(torch.cat([x, 3 * x, x / 7]), labels, (1, 2), engine=engine)[2] == 2 / 3
+
+    def test_singletons_stay_in_the_denominator(self, engine: str) -> None:
+        x, labels = on_circle(0, 1, 40, 80), np.array([0, 0, 1, 2])
+        assert recall_at_k(x, labels, 3, engine=engine) == {3: 2 / 4}
+        assert num_queries_without_positive(labels) == 2
+
+    def test_zero_rows_have_similarity_zero(self, engine: str) -> None:
+        x = np.array([[0, 0], [0, 0], [1, 0], [0, 1], [-1, 0]], dtype=np.float32)
+        # Row 0 is tied with all and takes 1 (its class) first; row 1 takes 0. Row 2: 0, 1 and 3 tie at 0, rank 3.
+        # Row 3: everything ties at 0, row 2 is third. Row 4 (class 1) is nearest to none: no positive.
+        assert recall_at_k(x, np.array([0, 0, 2, 2, 1]), (1, 2, 3), engine=engine) == {1: 2 / 5, 2: 2 / 5, 3: 4 / 5}
+
+    def test_k_up_to_all_the_others(self, engine: str) -> None:
+        x, labels = rows(60), torch.arange(60) % 30
+        got = recall_at_k(x, labels, range(1, 60), engine=engine)
+        assert list(got) == list(range(1, 60))
+        assert got[59] == 1
+        assert list(got.values()) == sorted(got.values())
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    def test_other_float_types(self, engine: str, dtype: torch.dtype) -> None:
+        x, labels = rows(80).to(dtype), torch.arange(80) % 8
+        expected = by_loops(x.double().numpy(), labels.numpy(), (1, 2, 4))
+        assert recall_at_k(x, labels, (1, 2, 4), engine=engine) == expected
+
+
+def collapsed_recall(count: int, classes: int, k: int) -> float:
+    """All rows equal, labels i % classes: the K nearest of row i are the K first other rows."""
+    neighbours = ([j for j in range(k + 1) if j != i][:k] for i in range(count))
+    return sum(i % classes in {j % classes for j in found} for i, found in enumerate(neighbours)) / count
+
+
+class TestEnginesAgree:
+    """Every engine gives the number of the plain loops, to the last digit, however near the ties."""
+
+    @each_engine
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(data=st.data())
+    def test_coarse_integers_against_fractions(self, engine: str, data: st.DataObject) -> None:
+        dim, count, more = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 14)), data.draw(st.integers(1, 14))
+        table = st.lists(st.lists(st.integers(-1, 1), min_size=dim, max_size=dim), min_size=count, max_size=count)
+        x = np.array(data.draw(table))
+        labels = np.array(data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)))
+        ks = range(1, count)
+        assert recall_at_k(x.astype("f4"), labels, ks, engine=engine) == by_sorting_fractions(x, labels, ks, x, labels)
+        g, g_labels = np.resize(x[::-1], (more, dim)), np.resize(labels[::-1] + 1, more)
+        ks = range(1, more + 1)
+        got = recall_at_k(x.astype("f4"), labels, ks, gallery=g.astype("f4"), gallery_labels=g_labels, engine=engine)
+        assert got == by_sorting_fractions(x, labels, ks, g, g_labels)
+
+    @each_engine
+    @pytest.mark.parametrize("dim", [3, 12, 200])
+    def test_many_exact_ties(self, engine: str, dim: int) -> None:
+        random = np.random.default_rng(dim)
+        x, labels = random.integers(-1, 2, (150, dim)), random.integers(0, 12, 150)
+        expected = by_sorting_fractions(x, labels, (1, 2, 4, 8, 50), x, labels)
+        assert 0 < expected[1] < 1
+        assert recall_at_k(x.astype("f4"), labels, (1, 2, 4, 8, 50), engine=engine) == expected
+
+    @each_engine
+    @pytest.mark.parametrize("noise", [0, 1e-8, 1e-7, 1e-6, 1e-4, 1e-2])
+    def test_clusters_of_near_duplicates(self, engine: str, noise: float) -> None:
+        random = np.random.default_rng(0)
+        centres = random.normal(size=(6, 32))
+        x = (centres[random.integers(0, 6, 120)] + noise * random.normal(size=(120, 32))).astype(np.float32)
+        labels = random.integers(0, 10, 120)
+        assert recall_at_k(x, labels, (1, 2, 4, 8), engine=engine) == by_loops(x, labels, (1, 2, 4, 8))
+
+    @each_engine
+    def test_a_narrow_cone(self, engine: str) -> None:
+        random = np.random.default_rng(0)
+        x = (1 + 3e-4 * random.normal(size=(150, 64))).astype(np.float32)  # all similarities within 1e-6 of 1
+        labels = random.integers(0, 10, 150)
+        assert recall_at_k(x, labels, (1, 2, 4, 8), engine=engine) == by_loops(x, labels, (1, 2, 4, 8))
+
+    @pytest.mark.parametrize("noise", [0.0, 1e-7, 1.0])
+    def test_with_each_other_at_size(self, noise: float) -> None:
+        labels = torch.arange(1500) % 50
+        x = rows(50, 128)[torch.randint(0, 50, (1500,), generator=torch.Generator().manual_seed(1))]
+        x = x + noise * rows(1500, 128, seed=2)
+        values = [recall_at_k(x, labels, (1, 2, 4, 8, 100), engine=engine) for engine in AVAILABLE]
+        assert all(value == values[0] for value in values)
+        assert 0 < values[0][1] < values[0][100] < 1.0 + (noise == 1.0)
+
+    @each_engine
+    def test_collapsed_network_of_4000(self, engine: str) -> None:
+        got = recall_at_k(torch.full((4000, 64), 0.3), torch.arange(4000) % 100, (1, 8), engine=engine)
+        assert got == {k: collapsed_recall(4000, 100, k) for k in (1, 8)}
+        assert got[1] == pytest.approx(1 / 100, abs=1e-3)  # chance, not 100 %
+        assert got[8] == pytest.approx(8 / 100, abs=3e-3)
+
+    @each_engine
+    @pytest.mark.parametrize("chunk", [1, 77, 7 * 61])
+    def test_chunk_sizes_that_do_not_divide(self, engine: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        random = np.random.default_rng(3)
+        x, labels = random.integers(-1, 2, (61, 4)), random.integers(0, 6, 61)
+        monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
+        got = recall_at_k(x.astype("f4"), labels, (1, 2, 30), engine=engine)
+        assert got == by_sorting_fractions(x, labels, (1, 2, 30), x, labels)
+
+    def test_no_chunk_is_larger_than_the_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sizes: list[int] = []
+        plain = search_module.similarity_chunk
+
+        def spy(*args: object) -> Tensor:
+            chunk = plain(*args)  # type: ignore[arg-type]
+            sizes.append(chunk.numel() * chunk.element_size())
+            return chunk
+
+        monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", 10_000)
+        monkeypatch.setattr(module, "similarity_chunk", spy)
+        recall_at_k(torch.ones(300, 4), torch.arange(300) % 7, engine="torch")
+        assert max(sizes) <= 4 * 10_000
+        assert sum(sizes) == (4 + 8) * 300 * 300  # one pass in float32, one in float64
+
+    @each_engine
+    def test_autocast_and_reduced_precision_change_nothing(self, engine: str) -> None:
+        x, labels = rows(400, 32), torch.arange(400) % 40
+        expected = recall_at_k(x, labels, range(1, 40), engine=engine)
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("medium")
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert recall_at_k(x, labels, range(1, 40), engine=engine) == expected
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def test_without_faiss(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        random = np.random.default_rng(4)
+        x, labels = random.integers(-1, 2, (50, 3)), random.integers(0, 6, 50)
+        with_faiss = recall_at_k(x.astype("f4"), labels)
+        monkeypatch.setitem(sys.modules, "faiss", None)
+        expected = by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels)
+        assert recall_at_k(x.astype("f4"), labels) == with_faiss == expected
+
+    @pytest.mark.skipif("faiss_cpu" not in AVAILABLE, reason="faiss is not installed")
+    def test_faiss_gpu_list_is_cut_at_2048(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """K close to the limit: the spare hits must not push the list past what the GPU can return."""
+        asked = []
+
+        def cpu_in_its_place(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
+            asked.append(k)
+            return search_module._search_faiss_cpu(queries, gallery, k)
+
+        monkeypatch.setattr(search_module, "faiss_gpu_works", lambda: True)
+        monkeypatch.setattr(search_module, "_search_faiss_gpu", cpu_in_its_place)
+        x, labels = rows(2300, 4), torch.arange(2300) % 1150
+        got = recall_at_k(x, labels, (1, 2047), engine="faiss_gpu")
+        assert asked == [2048]
+        assert got == recall_at_k(x, labels, (1, 2047), engine="torch")
+        assert got[2047] < 1
+
+    @needs_cuda
+    @each_engine
+    def test_cuda(self, engine: str) -> None:
+        random = np.random.default_rng(5)
+        x, labels = random.integers(-1, 2, (150, 12)), random.integers(0, 12, 150)
+        expected = by_sorting_fractions(x, labels, (1, 2, 4, 8, 50), x, labels)
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("high")
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                got = recall_at_k(torch.tensor(x).float().cuda(), labels, (1, 2, 4, 8, 50), engine=engine)
+        finally:
+            torch.set_float32_matmul_precision(before)
+        assert got == expected
+
+
+class TestArguments:
+    @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint32])
+    def test_any_integer_labels(self, dtype: type) -> None:
+        x, labels = on_circle(0, 10, 25, 45), np.array([7, 3, 7, 3]).astype(dtype)
+        assert recall_at_k(x, labels, 2) == {2: 1 / 2}
+        assert recall_at_k(torch.tensor(x), torch.tensor(labels.astype(np.int64)).int(), 2) == {2: 1 / 2}
+
+    def test_labels_may_be_negative_and_far_apart(self) -> None:
+        x = on_circle(0, 10, 25, 45)
+        assert recall_at_k(x, np.array([2**60, -5, 2**60, -5]), 2) == {2: 1 / 2}
+
+    @pytest.mark.parametrize("k", [3, [3], (3, 3), {3}, np.array([3]), np.int64(3), torch.tensor([3]), iter([3])])
+    def test_k_in_any_form(self, k: object) -> None:
+        got = recall_at_k(on_circle(0, 10, 25, 45), np.array([7, 3, 7, 3]), k)  # type: ignore[arg-type]
+        assert got == {3: 1.0}
+        assert type(next(iter(got))) is int
+
+    @pytest.mark.parametrize("k", [0, (), (1, 0), True, 1.5, "12", None])
+    def test_k_that_makes_no_sense(self, k: object) -> None:
+        with pytest.raises(UsageError, match="k="):
+            recall_at_k(rows(20), torch.arange(20), k)  # type: ignore[arg-type]
+
+    def test_k_above_the_gallery(self) -> None:
+        x, labels = rows(20), torch.arange(20)
+        with pytest.raises(UsageError, match=r"K=20 .* 19 images besides the query"):
+            recall_at_k(x, labels, (1, 20))
+        recall_at_k(x, labels, (1, 20), gallery=x, gallery_labels=labels)
+        with pytest.raises(UsageError, match=r"K=21 .* 20 images;"):
+            recall_at_k(x, labels, (1, 21), gallery=x, gallery_labels=labels)
+        with pytest.raises(UsageError, match=r"K=1 .* 0 images"):
+            recall_at_k(x[:1], labels[:1], 1)
+
+    @each_engine
+    def test_bad_embeddings_are_counted_before_searching(self, engine: str) -> None:
+        x, labels = rows(20), torch.zeros(20, dtype=torch.long)
+        bad = x.clone()
+        bad[[2, 5, 5], [0, 1, 2]] = float("nan")
+        with pytest.raises(UsageError, match="2 of 20 query"):
+            recall_at_k(bad, labels, engine=engine)
+        with pytest.raises(UsageError, match="2 of 20 gallery"):
+            recall_at_k(x, labels, gallery=bad, gallery_labels=labels, engine=engine)
+
+    def test_shapes_that_disagree(self) -> None:
+        x, labels = rows(20), torch.arange(20)
+        with pytest.raises(UsageError, match="20 query embeddings but 19 labels"):
+            recall_at_k(x, labels[:19])
+        with pytest.raises(UsageError, match="both, or neither"):
+            recall_at_k(x, labels, gallery=x)
+        with pytest.raises(UsageError, match="D=16 and the gallery D=8"):
+            recall_at_k(x, labels, gallery=rows(20, 8), gallery_labels=labels)
+        for wrong in (labels.float(), labels[:, None], labels > 3, labels.numpy() > 3, labels.tolist()):
+            with pytest.raises(UsageError, match="query labels: expected a one-dimensional"):
+                recall_at_k(x, wrong)  # type: ignore[arg-type]
+
+    def test_unknown_engine(self) -> None:
+        with pytest.raises(UsageError, match="engine=fiass"):
+            recall_at_k(rows(20), torch.arange(20), engine="fiass")
+
+    def test_embeddings_with_gradient_are_left_alone(self) -> None:
+        x = rows(20).requires_grad_()
+        before = x.detach().clone()
+        recall_at_k(x, torch.arange(20) % 4)
+        assert torch.equal(x.detach(), before)
+
+
+class TestPositives:
+    def test_counts(self) -> None:
+        labels = torch.tensor([5, 5, 5, -1, 8, 8])
+        assert num_positives(labels).tolist() == [2, 2, 2, 0, 1, 1]
+        assert num_positives(labels, np.array([8, 5, 8, 9])).tolist() == [1, 1, 1, 0, 2, 2]
+        assert num_queries_without_positive(labels) == 1
+        assert num_queries_without_positive(labels, torch.tensor([8])) == 4
+        assert num_queries_without_positive(labels, labels) == 0
+
+
+class TestRecallAtKClass:
+    def feed(self, metric: RecallAtK, x: Tensor, labels: Tensor, order: Sequence[int], batch: int = 7) -> RecallAtK:
+        for start in range(0, len(order), batch):
+            part = torch.tensor(order[start : start + batch])
+            metric.update(x[part], labels[part], part)
+        return metric
+
+    def test_padded_rows_count_once(self) -> None:
+        x, labels = rows(33), torch.arange(33)  # no row has a positive, a padded copy would be one
+        padded = [*range(0, 33, 2), *range(1, 33, 2), 0, 1, 2]
+        assert self.feed(RecallAtK((1, 2)), x, labels, padded).compute() == {1: 0, 2: 0}
+
+    def test_any_order_and_batching_gives_the_number_of_one_call(self) -> None:
+        random = np.random.default_rng(6)
+        x = torch.tensor(random.integers(-1, 2, (60, 3))).float()  # ties: the order of rows matters
+        labels = torch.tensor(random.integers(0, 8, 60))
+        expected = recall_at_k(x, labels)
+        for batch in (1, 13, 60):
+            order = random.permutation(60).tolist()
+            assert self.feed(RecallAtK(), x, labels, [*order, *order[:5]], batch).compute() == expected
+
+    def test_gallery(self) -> None:
+        golden = np.load(GOLDEN)
+        part = {name: torch.tensor(golden[name]) for name in ("query", "query_labels", "gallery", "gallery_labels")}
+        metric = RecallAtK((1, 10, 20, 30, 40), num_images=122 + 112)
+        for start in range(0, 130, 10):
+            for name, size in (("query", 122), ("gallery", 112)):
+                index = torch.arange(start, start + 10) % size  # wraps: both are padded with their own first rows
+                rows_, labels = part[name][index], part[f"{name}_labels"][index]
+                metric.update(rows_, labels, index, is_gallery=name == "gallery")
+        assert list(metric.compute().values()) == golden["query_gallery_recall"].tolist()
+
+    def test_without_indices_every_row_counts_in_order_of_arrival(self) -> None:
+        metric = RecallAtK(1)
+        for label in (4, 4, 9, 4):
+            metric.update(torch.ones(1, 3), torch.tensor([label]))
+        # All tied: row 0 sees row 1, the others see row 0, of class 4.
+        assert metric.compute() == {1: 3 / 4}
+
+    def test_a_partial_pass_is_refused(self) -> None:
+        x, labels = rows(33), torch.arange(33) % 4
+        metric = self.feed(RecallAtK(1, num_images=33), x, labels, [*range(32), 3])
+        with pytest.raises(UsageError, match="32 distinct images were seen, expected 33"):
+            metric.compute()
+        assert self.feed(metric, x, labels, [32]).compute() == recall_at_k(x, labels, 1)
+
+    def test_reset(self) -> None:
+        x, labels = rows(20), torch.arange(20) % 4
+        metric = self.feed(RecallAtK(1), -x, labels.flip(0), range(20))
+        metric.compute()
+        metric.reset()
+        assert self.feed(metric, x, labels, range(20)).compute() == recall_at_k(x, labels, 1)
+
+    def test_refusals(self) -> None:
+        with pytest.raises(UsageError, match="engine=fiass"):
+            RecallAtK(engine="fiass")
+        with pytest.raises(UsageError, match="3 embeddings, 3 labels and 2 indices"):
+            RecallAtK().update(rows(3), torch.arange(3), torch.arange(2))
+        with pytest.raises(UsageError, match="indices: expected"):
+            RecallAtK().update(rows(3), torch.arange(3), torch.ones(3))
+
+    def test_33_images_on_two_processes_equal_one(self, tmp_path: Path) -> None:
+        random = np.random.default_rng(7)
+        x, labels = random.integers(-1, 2, (33, 3)), random.integers(0, 8, 33)
+        np.savez(tmp_path / "data.npz", x=x.astype("f4"), labels=labels)
+        script = f"""
+import sys, numpy as np, torch, torch.distributed as dist
+from torch.utils.data import DistributedSampler
+from proxy_anchor.errors import UsageError
+from proxy_anchor.retrieval.metrics import RecallAtK
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://{tmp_path}/meet", rank=rank, world_size=2)
+data = np.load("{tmp_path}/data.npz")
+x, labels = torch.tensor(data["x"]), torch.tensor(data["labels"])
+metric = RecallAtK(num_images=33)
+mine = torch.tensor(list(DistributedSampler(range(33), 2, rank, shuffle=False)))
+assert len(mine) == 17
+for part in mine.split(5):
+    metric.update(x[part], labels[part], part)
+print(metric.compute())
+try:
+    RecallAtK().update(x, labels)
+except UsageError as error:
+    assert "dataset indices" in str(error)
+else:
+    raise SystemExit("rows without an index were accepted")
+"""
+        command = [sys.executable, "-c", script]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
+        processes = [subprocess.Popen([*command, str(rank)], env=environment, **pipes) for rank in range(2)]
+        outputs = [process.communicate(timeout=120) for process in processes]
+        expected = f"{by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels)}\n"
+        assert [output for output, _ in outputs] == [expected, expected], outputs

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.retrieval import search as module
+from proxy_anchor.retrieval.search import float32_error, resolve_engine, search
+
+ENGINES = [
+    "torch",
+    pytest.param("faiss_cpu", marks=pytest.mark.skipif(not module.has_faiss(), reason="faiss is not installed")),
+    pytest.param("faiss_gpu", marks=pytest.mark.skipif(not module.faiss_gpu_works(), reason="no working faiss GPU")),
+]
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+needs_faiss = pytest.mark.skipif(not module.has_faiss(), reason="faiss is not installed")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def rows(count: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def reference(
+    queries: torch.Tensor, gallery: torch.Tensor, k: int, exclude_self: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """One query at a time, float64, sorted in full."""
+    q, g = queries.double().numpy(), gallery.double().numpy()
+    g = g / np.linalg.norm(g, axis=1, keepdims=True)
+    similarities, indices = [], []
+    for i, query in enumerate(q):
+        values = g @ (query / np.linalg.norm(query))
+        order = [j for j in np.argsort(-values, kind="stable") if not (exclude_self and j == i)][:k]
+        indices.append(order)
+        similarities.append(values[order])
+    return np.array(similarities), np.array(indices)
+
+
+@pytest.fixture
+def no_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+
+
+@pytest.fixture
+def gpu_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_faiss", lambda: True)
+    monkeypatch.setattr(module, "faiss_gpu_works", lambda: True)
+
+
+@pytest.fixture
+def cpu_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_faiss", lambda: True)
+    monkeypatch.setattr(module, "faiss_gpu_works", lambda: False)
+
+
+class TestSearch:
+    @each_engine
+    @pytest.mark.parametrize("k", [1, 7, 59])
+    def test_gallery_matches_a_full_sort(self, engine: str, k: int) -> None:
+        queries, gallery = rows(23), rows(59, seed=1) * 5
+        similarities, indices = search(queries, gallery, k, engine=engine)
+        expected_similarities, expected_indices = reference(queries, gallery, k, False)
+        assert similarities.dtype == torch.float32
+        assert indices.dtype == torch.int64
+        np.testing.assert_array_equal(indices, expected_indices)
+        np.testing.assert_allclose(similarities, expected_similarities, atol=float32_error(16))
+
+    @each_engine
+    @pytest.mark.parametrize("k", [1, 7, 58])
+    def test_self_search_matches_a_full_sort(self, engine: str, k: int) -> None:
+        x = rows(59)
+        similarities, indices = search(x, x, k, engine=engine, exclude_self=True)
+        expected_similarities, expected_indices = reference(x, x, k, True)
+        np.testing.assert_array_equal(indices, expected_indices)
+        np.testing.assert_allclose(similarities, expected_similarities, atol=float32_error(16))
+
+    @each_engine
+    def test_without_exclude_self_a_row_finds_itself(self, engine: str) -> None:
+        x = rows(30)
+        assert search(x, x, 1, engine=engine)[1][:, 0].tolist() == list(range(30))
+
+    @each_engine
+    def test_the_row_itself_is_removed_among_more_than_k_duplicates(self, engine: str) -> None:
+        x = rows(4).repeat(6, 1)  # six copies of four points; K + 1 = 3 hits need not contain the row itself
+        _, indices = search(x, x, 2, engine=engine, exclude_self=True)
+        assert indices.shape == (24, 2)
+        for i, found in enumerate(indices.tolist()):
+            assert i not in found
+            assert len(set(found)) == 2
+            assert all(j % 4 == i % 4 for j in found)
+
+    @each_engine
+    def test_equal_similarities_come_in_index_order(self, engine: str) -> None:
+        x = torch.randint(-1, 2, (80, 3), generator=torch.Generator().manual_seed(0)).float()
+        similarities, indices = search(x, x, 79, engine=engine, exclude_self=True)
+        tied = similarities[:, 1:] == similarities[:, :-1]
+        assert tied.sum() > 1000
+        assert (similarities.diff(dim=1) <= 0).all()
+        assert (indices.diff(dim=1)[tied] > 0).all()
+        assert (indices.sort(1).values == torch.tensor([[j for j in range(80) if j != i] for i in range(80)])).all()
+
+    @each_engine
+    def test_zero_rows_have_similarity_zero(self, engine: str) -> None:
+        x = torch.cat([rows(5, 4), torch.zeros(2, 4)])
+        similarities, _ = search(x[5:], x, 7, engine=engine)
+        assert (similarities == 0).all()
+
+    @each_engine
+    @pytest.mark.parametrize(
+        ("dtype", "scale"), [(torch.float16, 1), (torch.bfloat16, 1), (torch.float32, 1e30), (torch.float64, 1e200)]
+    )
+    def test_any_float_type_and_scale(self, engine: str, dtype: torch.dtype, scale: float) -> None:
+        x = (rows(40).double() * scale).to(dtype)
+        assert torch.equal(search(x, x, 5, engine=engine)[1], search(x.double() / scale, x, 5, engine=engine)[1])
+
+    @pytest.mark.parametrize("chunk", [1, 100, 59 * 7])
+    def test_chunk_size_does_not_matter(self, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+        x = rows(59)
+        _, expected = reference(x, x, 5, True)
+        monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+        np.testing.assert_array_equal(search(x, x, 5, engine="torch", exclude_self=True)[1], expected)
+
+    def test_chunks_stay_within_the_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "CHUNK_ELEMENTS", 500)
+        sizes = []
+        plain = module.similarity_chunk
+        monkeypatch.setattr(module, "similarity_chunk", lambda *a: sizes.append((c := plain(*a)).numel()) or c)
+        search(rows(31), rows(59), 3, engine="torch")
+        assert max(sizes) <= 500
+        assert sum(sizes) == 31 * 59
+
+    @each_engine
+    def test_autocast_and_reduced_matmul_precision_change_nothing(self, engine: str) -> None:
+        x = rows(300, 64)
+        expected = search(x, x, 10, engine=engine, exclude_self=True)
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("medium")
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                got = search(x, x, 10, engine=engine, exclude_self=True)
+            assert torch.get_float32_matmul_precision() == "medium"
+            assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        finally:
+            torch.set_float32_matmul_precision(before)
+        assert torch.equal(got[0], expected[0])
+        assert torch.equal(got[1], expected[1])
+
+    @each_engine
+    def test_takes_numpy_and_parameters_and_leaves_input_alone(self, engine: str) -> None:
+        x = rows(20)
+        readonly = x.numpy().copy()[::-1]
+        readonly.flags.writeable = False
+        grad = torch.nn.Parameter(x.clone())
+        similarities, indices = search(grad, readonly, 3, engine=engine)
+        assert not similarities.requires_grad
+        assert (19 - indices[:, 0]).tolist() == list(range(20))
+        assert torch.equal(grad.detach(), x)
+
+    @needs_cuda
+    @each_engine
+    def test_cuda_agrees_with_the_cpu(self, engine: str) -> None:
+        x = rows(500, 64)
+        _, expected = reference(x, x, 10, True)
+        similarities, indices = search(x.cuda(), x.cuda(), 10, engine=engine, exclude_self=True)
+        assert similarities.device == indices.device == torch.device("cuda", 0)
+        np.testing.assert_array_equal(indices.cpu(), expected)
+
+    @needs_cuda
+    def test_cuda_search_ignores_tf32_and_autocast(self) -> None:
+        x = rows(500, 64).cuda()
+        expected = search(x, x, 10, engine="torch")[0]
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("high")
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                assert torch.equal(search(x, x, 10, engine="torch")[0], expected)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(("k", "exclude_self", "available"), [(21, False, 20), (20, True, 19)])
+    def test_k_above_the_gallery(self, k: int, exclude_self: bool, available: int) -> None:
+        x = rows(20)
+        search(x, x, k - 1, exclude_self=exclude_self)
+        with pytest.raises(UsageError, match=rf"K={k} .* {available} images"):
+            search(x, x, k, exclude_self=exclude_self)
+
+    @pytest.mark.parametrize("k", [0, -1, True, 1.0])
+    def test_k_that_is_no_count(self, k: object) -> None:
+        with pytest.raises(UsageError, match="k="):
+            search(rows(20), rows(20), k)  # type: ignore[arg-type]
+
+    @each_engine
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    def test_bad_rows_are_counted(self, engine: str, value: float) -> None:
+        bad = rows(20)
+        bad[[3, 3, 7], [0, 1, 15]] = value
+        with pytest.raises(UsageError, match="2 of 20 query embeddings"):
+            search(bad, rows(9), 1, engine=engine)
+        with pytest.raises(UsageError, match="2 of 20 gallery embeddings"):
+            search(rows(9), bad, 1, engine=engine)
+
+    def test_shapes_and_types(self) -> None:
+        with pytest.raises(UsageError, match="D=16 and the gallery D=8"):
+            search(rows(5), rows(5, 8), 1)
+        with pytest.raises(UsageError, match="5 queries and 6 gallery rows"):
+            search(rows(5), rows(6), 1, exclude_self=True)
+        with pytest.raises(UsageError, match=r"gallery: .* shape \(0, 16\)"):
+            search(rows(5), rows(0), 1)
+        with pytest.raises(UsageError, match=r"queries: .* shape \(16,\)"):
+            search(rows(5)[0], rows(5), 1)
+        with pytest.raises(UsageError, match=r"queries: .* int64"):
+            search(rows(5).long(), rows(5), 1)
+        with pytest.raises(UsageError, match=r"queries: .* list"):
+            search([[1.0]], rows(5), 1)  # type: ignore[arg-type]
+
+
+class TestResolveEngine:
+    def test_unknown_name_lists_the_known(self) -> None:
+        with pytest.raises(UsageError, match="auto, faiss_gpu, faiss_cpu, torch"):
+            resolve_engine("fiass", 1)
+
+    @pytest.mark.usefixtures("no_faiss")
+    def test_without_faiss(self) -> None:
+        assert resolve_engine("auto", 8) == resolve_engine("torch", 8) == "torch"
+        with pytest.raises(UsageError, match="pip install faiss-cpu"):
+            resolve_engine("faiss_cpu", 8)
+        with pytest.raises(UsageError, match="pip install faiss-gpu"):
+            resolve_engine("faiss_gpu", 8)
+        x = rows(30)
+        np.testing.assert_array_equal(search(x, x, 4, exclude_self=True)[1], reference(x, x, 4, True)[1])
+
+    @pytest.mark.usefixtures("cpu_faiss")
+    def test_with_a_cpu_build(self) -> None:
+        assert resolve_engine("auto", 8) == resolve_engine("auto", 5000, device="cpu") == "faiss_cpu"
+        assert resolve_engine("auto", 8, device="cuda") == "torch"  # rather than copy everything to the CPU
+        assert resolve_engine("faiss_cpu", 5000, device="cuda") == "faiss_cpu"
+        with pytest.raises(UsageError, match="no working GPU"):
+            resolve_engine("faiss_gpu", 8)
+
+    @pytest.mark.usefixtures("gpu_faiss")
+    def test_with_a_gpu_build(self) -> None:
+        assert resolve_engine("auto", 8) == resolve_engine("faiss_gpu", 8) == "faiss_gpu"
+        assert resolve_engine("faiss_cpu", 8) == "faiss_cpu"
+
+    @pytest.mark.usefixtures("gpu_faiss")
+    @pytest.mark.parametrize(
+        ("k", "exclude_self", "fits"), [(2048, False, True), (2049, False, False), (2048, True, False)]
+    )
+    def test_largest_k_on_a_gpu(self, k: int, exclude_self: bool, fits: bool) -> None:
+        assert resolve_engine("auto", k, exclude_self=exclude_self) == ("faiss_gpu" if fits else "torch")
+        if fits:
+            assert resolve_engine("faiss_gpu", k, exclude_self=exclude_self) == "faiss_gpu"
+        else:
+            with pytest.raises(UsageError, match=r"2048.*engine=torch"):
+                resolve_engine("faiss_gpu", k, exclude_self=exclude_self)
+
+
+class TestFaissGpuProbe:
+    @pytest.fixture(autouse=True)
+    def _forget(self) -> object:
+        module._probe_faiss_gpu.cache_clear()
+        yield
+        module._probe_faiss_gpu.cache_clear()
+
+    def pretend(self, monkeypatch: pytest.MonkeyPatch, gpus: int = 1, cuda: bool = True) -> None:
+        fake = types.SimpleNamespace(StandardGpuResources=object, get_num_gpus=lambda: gpus)
+        monkeypatch.setitem(sys.modules, "faiss", fake)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+
+    @pytest.mark.parametrize(
+        "script", ["import os; os.abort()", "raise RuntimeError('no kernel image')", "assert [[0, 3]] == [[3, 0]]"]
+    )
+    def test_a_broken_gpu_build_falls_back(self, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+        self.pretend(monkeypatch)
+        monkeypatch.setattr(module, "_FAISS_GPU_PROBE", script)
+        assert not module.faiss_gpu_works()
+        assert resolve_engine("auto", 8) == "faiss_cpu"
+        assert resolve_engine("auto", 8, device="cuda") == "torch"
+
+    def test_a_search_that_never_ends_falls_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def hang(command: list[str], **kwargs: object) -> None:
+            raise subprocess.TimeoutExpired(command, 120)
+
+        self.pretend(monkeypatch)
+        monkeypatch.setattr(subprocess, "run", hang)
+        assert not module.faiss_gpu_works()
+
+    def test_a_working_gpu_build_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pretend(monkeypatch)
+        monkeypatch.setattr(module, "_FAISS_GPU_PROBE", "")
+        assert resolve_engine("auto", 8) == "faiss_gpu"
+
+    @pytest.mark.parametrize(("gpus", "cuda"), [(0, True), (1, False)])
+    def test_no_gpu_needs_no_search(self, monkeypatch: pytest.MonkeyPatch, gpus: int, cuda: bool) -> None:
+        self.pretend(monkeypatch, gpus, cuda)
+        monkeypatch.setattr(module, "_FAISS_GPU_PROBE", "")
+        assert not module.faiss_gpu_works()
+
+    @needs_faiss
+    def test_the_probe_accepts_float32_and_refuses_rounded_searches(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import faiss
+
+        def run(bits: int) -> None:
+            def knn_gpu(_: object, queries: np.ndarray, gallery: np.ndarray, k: int, metric: int) -> object:
+                step = 2.0**-bits
+                return faiss.knn(queries, (gallery / step).round() * step, k, metric=metric)
+
+            resources = types.SimpleNamespace(setTempMemory=lambda _: None)
+            fake = types.SimpleNamespace(
+                knn_gpu=knn_gpu, METRIC_INNER_PRODUCT=faiss.METRIC_INNER_PRODUCT, StandardGpuResources=lambda: resources
+            )
+            monkeypatch.setitem(sys.modules, "faiss", fake)
+            exec(module._FAISS_GPU_PROBE, {})
+
+        run(bits=24)
+        with pytest.raises(AssertionError):
+            run(bits=11)  # what TF32 keeps just below 1
+
+
+@pytest.mark.parametrize("dim", [1, 3, 64, 512, 2048])
+def test_float32_error_bounds_every_engine(dim: int) -> None:
+    x = module.normalise(torch.cat([rows(40, dim), rows(40, dim).abs(), torch.ones(1, dim)]), "query")
+    exact = x @ x.T
+    for engine in ("torch", "faiss_cpu") if module.has_faiss() else ("torch",):
+        similarities, indices = module.nearest(x.float(), x.float(), 81, engine, exclude_self=False)
+        error = (similarities.double() - exact.gather(1, indices)).abs().max()
+        assert error <= float32_error(dim)
+    columns, in_turn = x.float().numpy().T, np.zeros((81, 81), np.float32)
+    for column in columns:  # the order of summation with the largest error
+        in_turn += column[:, None] * column
+    error = np.abs(in_turn - exact.numpy()).max()
+    assert error <= float32_error(dim)
+    assert dim < 64 or float32_error(dim) < 1e-7 * dim  # and is no excuse to settle everything
+
+
+def test_imports_are_lazy() -> None:
+    script = """
+import sys
+import proxy_anchor.retrieval
+assert "torch" not in sys.modules
+import proxy_anchor.retrieval.search
+assert "faiss" not in sys.modules and "torchmetrics" not in sys.modules
+from proxy_anchor.retrieval import RecallAtK, num_queries_without_positive, recall_at_k, resolve_engine
+assert "faiss" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env={"PYTHONPATH": ":".join(sys.path)})
