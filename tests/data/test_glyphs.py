@@ -1,6 +1,7 @@
 """The embedded data set: reproducible, class-disjoint, no two classes alike, hard for pixels, safe to interrupt."""
 
 import hashlib
+import os
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from proxy_anchor.data import glyphs
 from proxy_anchor.data.glyphs import CHARACTERS, FACES, MAX_ROTATION_DEG, draw_glyph, load_glyphs, upright_mask
 from proxy_anchor.errors import UsageError
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(glyphs.__file__).parents[2])}  # of another process
 SMALL = {"train_classes": 3, "test_classes": 2, "images_per_class": 4, "image_size": 32}
 
 # How alike two characters are: both are cut out, brought to one size and laid over each other; the answer is the share
@@ -146,7 +148,7 @@ def test_pixels_depend_on_the_seed_only(tmp_path):
         "from proxy_anchor.data.glyphs import draw_glyph, load_glyphs\n"
         f"draw_glyph('A', 3); load_glyphs({str(tmp_path / 'b')!r}, **{SMALL!r})"  # no __main__ guard is needed
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(Path("src").resolve())})
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)
     assert pixel_digest(first) == pixel_digest(load_glyphs(tmp_path / "b", **SMALL))
     assert pixel_digest(first) != pixel_digest(load_glyphs(tmp_path / "a", seed=1, **SMALL))
     assert draw_glyph("A", 0).tobytes() == draw_glyph("A", 0).tobytes() != draw_glyph("A", 1).tobytes()
@@ -213,9 +215,7 @@ def test_killed_run_leaves_no_half_written_image_and_is_continued(tmp_path, monk
 
 def test_two_processes_may_draw_at_once(tmp_path):
     code = f"from proxy_anchor.data.glyphs import load_glyphs; load_glyphs({str(tmp_path / 'both')!r}, **{SMALL!r})"
-    both = [
-        subprocess.Popen([sys.executable, "-c", code], env={"PYTHONPATH": str(Path("src").resolve())}) for _ in range(2)
-    ]
+    both = [subprocess.Popen([sys.executable, "-c", code], env=ENVIRONMENT) for _ in range(2)]
     assert [process.wait(timeout=60) for process in both] == [0, 0]
     assert pixel_digest(load_glyphs(tmp_path / "both", **SMALL)) == pixel_digest(load_glyphs(tmp_path / "one", **SMALL))
 

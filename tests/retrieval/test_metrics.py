@@ -209,6 +209,39 @@ class TestEnginesAgree:
         labels = random.integers(0, 10, 150)
         assert recall_at_k(x, labels, (1, 2, 4, 8), engine=engine) == by_loops(x, labels, (1, 2, 4, 8))
 
+    @pytest.mark.parametrize("spread", [0, 3e-6])
+    @pytest.mark.parametrize("main_class", [0.1, 0.9])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_an_engine_as_inexact_as_allowed(
+        self, seed: int, main_class: float, spread: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Similarities off by anything within the float32 bound, and any choice among ties, give the same number."""
+        random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+        plain = search_module.similarity_chunk
+
+        def noisy(queries: Tensor, gallery: Tensor, rows: slice | Tensor, exclude_self: bool) -> Tensor:
+            chunk = plain(queries, gallery, rows, exclude_self)
+            if chunk.dtype == torch.float32:
+                noise = torch.rand(chunk.shape, generator=generator) * 2 - 1
+                chunk += noise * (search_module.float32_error(queries.shape[1]) - 2e-7)
+            return chunk
+
+        def noisy_list(
+            queries: Tensor, gallery: Tensor, k: int, engine: str, *, exclude_self: bool
+        ) -> tuple[Tensor, Tensor]:
+            values, indices = noisy(queries, gallery, slice(0, len(queries)), exclude_self).topk(k)
+            return values, indices
+
+        monkeypatch.setattr(module, "similarity_chunk", noisy)
+        monkeypatch.setattr(module, "nearest", noisy_list)
+        monkeypatch.setattr(search_module, "has_faiss", lambda: True)
+        centres = random.normal(size=(3, 32))
+        x = (centres[random.integers(0, 3, 200)] + spread * random.normal(size=(200, 32))).astype(np.float32)
+        labels = np.where(random.random(200) < main_class, 0, random.integers(1, 10, 200))
+        expected = by_loops(x, labels, (1, 2, 4, 8))
+        assert recall_at_k(x, labels, engine="torch") == expected
+        assert recall_at_k(x, labels, engine="faiss_cpu") == expected
+
     @pytest.mark.parametrize("noise", [0.0, 1e-7, 1.0])
     def test_with_each_other_at_size(self, noise: float) -> None:
         labels = torch.arange(1500) % 50
@@ -471,3 +504,4 @@ else:
         outputs = [process.communicate(timeout=120) for process in processes]
         expected = f"{by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels)}\n"
         assert [output for output, _ in outputs] == [expected, expected], outputs
+        assert [process.returncode for process in processes] == [0, 0], outputs

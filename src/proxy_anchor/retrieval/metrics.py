@@ -257,7 +257,7 @@ def _count_listed(problem: _Problem, k: int, engine: str) -> tuple[Tensor, Tenso
         # A positive that is not in the list is at most as similar as the list's last row.
         best = torch.where(same.any(1, keepdim=True), values.masked_fill(~same, -torch.inf).amax(1, keepdim=True), last)
         ahead[rows] = _count(values > best + margin)
-        complete = same.any(1) & ((last < best - margin).squeeze(1) | (listed == available))
+        complete = (last < best - margin).squeeze(1) | (listed == available)  # nothing unlisted can be ahead
         maybe_ahead[rows] = torch.where(complete, _count((values >= best - margin) & ~same), available)
     return ahead, maybe_ahead
 
