@@ -137,7 +137,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
 
 def _quieten() -> None:
     """Leave Lightning's warnings, but not its start-up lines nor those about our own way of using a run folder."""
-    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
+    # The packages set the levels of their own root loggers when they are imported, later than this.
+    for name in ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for text in (
         r"Experiment logs directory .* exists",

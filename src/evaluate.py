@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from omegaconf import DictConfig, OmegaConf
 
 import entry
@@ -14,6 +16,7 @@ def evaluate(cfg: DictConfig) -> dict[int, float]:
     from torch import nn
 
     from proxy_anchor.data.datamodule import ImageDataModule
+    from proxy_anchor.reports.tables import write_json
     from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
@@ -48,6 +51,8 @@ def evaluate(cfg: DictConfig) -> dict[int, float]:
     print(data.describe(), flush=True)
     trainer.validate(MetricLearner(net, nn.Identity()), data, verbose=False)
     result = recall.history[-1].recall
+    if cfg.output is not None:
+        write_json(Path(cfg.output), {"checkpoint": entry.absolute(cfg.checkpoint), "recall": result})
     print(f"{cfg.checkpoint} (epoch {saved.epoch}): {format_recall(result, digits=2)}")
     return result
 

@@ -20,10 +20,10 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     from proxy_anchor.models.embedding_net import EmbeddingNet
     from proxy_anchor.reports.gallery import retrieval_gallery
     from proxy_anchor.reports.run import make_result, summary
-    from proxy_anchor.reports.tables import write_result
+    from proxy_anchor.reports.tables import RESULT_FILE, write_json
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
-    from proxy_anchor.training.recall_callback import RecallCallback
+    from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
     # Everything that can refuse the configuration comes before the data.
     entry.make_paths_absolute(cfg)
@@ -58,7 +58,8 @@ def train(cfg: DictConfig) -> dict[str, Any]:
 
     OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
     print(data.describe(), f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d", sep="\n", flush=True)
-    trainer.validate(learner, data, verbose=False)  # before training
+    trainer.validate(learner, data, verbose=False)
+    print(f"before training: {format_recall(recall.history[0].recall)}", flush=True)
     trainer.fit(learner, data)
 
     retrieval_gallery(data.splits, recall.best_embeddings).save(folder / "gallery.png")
@@ -70,7 +71,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         set_name=recall.set_name,
         device=trainer.strategy.root_device,
     )
-    write_result(folder, result)
+    write_json(folder / RESULT_FILE, result)
     print(summary(result, folder), flush=True)
     return result
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from proxy_anchor.data.counts import ExpectedCounts, require_counts
+from proxy_anchor.data.images import is_hidden
 from proxy_anchor.data.table import Splits, make_tables, require_files
 from proxy_anchor.errors import UsageError
 
@@ -45,7 +46,7 @@ def load_cars(root: Path | str, *, allow_partial: bool = False) -> Splits:
 def _find(root: Path, name: str) -> Path | None:
     """A file or folder of that name in `root` or one or two folders below; doubled folders are followed inwards."""
     for pattern in (name, f"*/{name}", f"*/*/{name}"):
-        found = sorted(path for path in root.glob(pattern) if not path.name.startswith("."))
+        found = sorted(path for path in root.glob(pattern) if not is_hidden(path.relative_to(root)))
         if found:
             inner = found[-1]
             while (inner / name).is_dir():

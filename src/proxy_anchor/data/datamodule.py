@@ -14,6 +14,11 @@ from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError, check_int
 
 
+def _num_cores() -> int:
+    """The cores that this process may use; where the system does not tell (macOS, Windows), all of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class ImageDataModule(pl.LightningDataModule):
     """Loaders over a benchmark's splits.
 
@@ -56,9 +61,8 @@ class ImageDataModule(pl.LightningDataModule):
         self.splits = splits
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size
-        self.num_workers = min(len(os.sched_getaffinity(0)), 16) if num_workers is None else num_workers
-        low, high = scale
-        train = train_transform(crop, scale=(low, high), flip=flip)
+        self.num_workers = min(_num_cores(), 16) if num_workers is None else num_workers
+        train = train_transform(crop, scale=scale, flip=flip)
         test = test_transform(crop, resize=resize)
         self.train_images = ImageDataset(splits.train, train)
         self.query_images = ImageDataset(splits.query, test)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
 import random
 from collections import Counter
 from pathlib import Path
 
-from proxy_anchor.data.images import IMAGE_SUFFIXES, is_image_file
+from proxy_anchor.data.images import IMAGE_SUFFIXES, is_hidden, is_image_file
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
 from proxy_anchor.errors import UsageError, check_number, did_you_mean
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
 _ROLES = ("query", "gallery")
-_NOT_CLASSES = ("__MACOSX",)
 _COLUMNS = ("path", "label", "split", "role")
 
 Row = tuple[Path, str]
@@ -29,7 +30,7 @@ def load_folder(
         With `csv_file`, the folder that relative paths of the list start from (default: the list's own folder).
     csv_file: a table with the columns path, label and, where wanted, split (train or test) and role (query or gallery,
         for test images).
-    test_fraction: where no split is given, the share of the *classes* that is searched, at least one of each kind;
+    test_fraction: where no split is given, the share of the *classes* that is searched, at least two of each kind;
         no class is on both sides. split_seed: which classes these are.
 
     Raises UsageError for a missing folder or list, an empty class, unknown columns or values, missing or empty images,
@@ -47,15 +48,20 @@ def load_folder(
     folders = {path.name.lower(): path for path in _class_folders(root)}
     train = [folders[name] for name in _TRAIN_NAMES if name in folders]
     test = [folders[name] for name in _TEST_NAMES if name in folders]
-    if len(train) == 1 and len(test) == 1 and len(folders) == 2:
-        return _finish(_rows_of_classes(train[0]), _rows_of_classes(test[0]), None, root.name)
-    return _split_classes(_rows_of_classes(root), test_fraction, split_seed, root.name)
+    name = root.absolute().name
+    if train and test:
+        if len(folders) > 2:
+            raise UsageError(
+                f"{root} holds {', '.join(folders)}: keep one train and one test folder there and nothing else."
+            )
+        return _finish(_rows_of_classes(train[0]), _rows_of_classes(test[0]), None, name)
+    return _split_classes(_rows_of_classes(root), test_fraction, split_seed, name)
 
 
 def _class_folders(root: Path) -> list[Path]:
     entries = (path for path in root.iterdir() if path.is_dir())
     return sorted(
-        (path for path in entries if not path.name.startswith(".") and path.name not in _NOT_CLASSES),
+        (path for path in entries if not is_hidden(path.relative_to(root))),
         key=lambda path: natural_key(path.name),
     )
 
@@ -70,7 +76,8 @@ def _rows_of_classes(root: Path) -> list[Row]:
             f"{root} has no class folders: put each class's images ({suffixes}) in a sub-folder of its own."
         )
     for folder in folders:
-        images = sorted(path for path in folder.rglob("*") if is_image_file(path) and path.is_file())
+        files = (path for path in folder.rglob("*") if is_image_file(path) and path.is_file())
+        images = sorted(path for path in files if not is_hidden(path.relative_to(folder)))
         if not images:
             raise UsageError(f"class folder {folder} holds no image: add images or remove the folder.")
         rows += [(path, folder.name) for path in images]
@@ -84,21 +91,36 @@ def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> 
         raise UsageError(f"dataset.csv={file}: no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"dataset.csv={file} cannot be read as UTF-8 text ({error}).") from error
-    lines = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    try:
+        return _from_lines(text, file, base, test_fraction, split_seed)
+    except csv.Error as error:
+        raise UsageError(f"{file} is no well-formed CSV ({error}): look for a quote that is not closed.") from error
+
+
+def _from_lines(text: str, file: Path, base: Path, test_fraction: float, split_seed: int) -> Splits:
+    lines = csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True)
     columns = [(name or "").strip().lower() for name in lines.fieldnames or []]
     lines.fieldnames = columns
+    if len(columns) == 1 and (separator := next((mark for mark in ";\t" if mark in columns[0]), "")):
+        raise UsageError(f"{file} separates its columns by {separator!r}: save it with commas.")
     for name in columns:
         if name not in _COLUMNS:
             raise UsageError(
                 f"{file}: unknown column {name!r}; known: {', '.join(_COLUMNS)}.{did_you_mean(name, _COLUMNS)}"
             )
+        if columns.count(name) > 1:
+            raise UsageError(f"{file}: column {name!r} stands there twice; remove one.")
     for name in ("path", "label"):
         if name not in columns:
             raise UsageError(f"{file}: column {name!r} is missing; the first line must read path,label[,split][,role].")
     groups: dict[str, list[Row]] = {"": [], "train": [], "query": [], "gallery": []}
     for line in lines:
         where = f"{file}, line {lines.line_num}"
+        if None in line:
+            raise UsageError(f"{where}: more fields than columns; put a value that holds a comma in double quotes.")
         values = {name: (line.get(name) or "").strip() for name in _COLUMNS}
+        if not any(values.values()):  # spreadsheets end with lines of commas
+            continue
         if not values["path"] or not values["label"]:
             raise UsageError(f"{where}: path or label is empty; fill it in or remove the line.")
         groups[_group_of(values["split"].lower(), values["role"].lower(), where)].append(
@@ -107,12 +129,11 @@ def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> 
     rows = [row for group in groups.values() for row in group]
     if not rows:
         raise UsageError(f"{file} lists no images.")
-    twice = [path for path, count in Counter(path for path, _ in rows).items() if count > 1]
+    twice = [path for path, count in Counter(os.path.abspath(path) for path, _ in rows).items() if count > 1]
     if twice:
         raise UsageError(
             f"{file} lists {len(twice)} images more than once, the first is {twice[0]}: keep one line each."
         )
-    require_files([path for path, _ in rows], f"{file.name}:")
     if groups[""]:
         if len(groups[""]) != len(rows):
             raise UsageError(
@@ -156,6 +177,8 @@ def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name:
 
 
 def _finish(train: list[Row], query: list[Row], gallery: list[Row] | None, name: str, notice: str = "") -> Splits:
+    if gallery and not query:
+        raise UsageError(f"{name} has gallery images but none with role query: nothing would be searched for.")
     for what, rows in {"train": train, "test": query}.items():
         if not rows:
             raise UsageError(f"{name} has no {what} images: give both a train and a test part, or no split at all.")

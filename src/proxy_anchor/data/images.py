@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,11 @@ from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UsageError, check_int, check_number
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
-# A truncated file must be an error everywhere, also when another library has switched Pillow's leniency on.
-ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a part of a relative path is hidden or what an archive tool left behind (`._` twins, __MACOSX)."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
 
 
 def is_image_file(path: Path) -> bool:
@@ -32,8 +35,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         # Pillow clips these to 0-255 instead of scaling them: a 16-bit scan would turn white.
         pixels = np.asarray(image, dtype=np.float32)
-        scaled = pixels * (255.0 / max(float(pixels.max()), 255.0))
-        return Image.fromarray(scaled.clip(0, 255).astype(np.uint8)).convert("RGB")
+        if not np.isfinite(pixels).all():
+            raise ValueError("pixels that are not finite")
+        brightest = float(pixels.max())
+        white = 1.0 if image.mode == "F" and brightest <= 1 else max(brightest, 255.0)
+        return Image.fromarray((pixels * (255.0 / white)).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
@@ -43,8 +49,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def read_rgb(path: Path) -> Image.Image:
     """Decode an image file to an RGB image.
 
+    The pixels are taken as stored: an EXIF orientation is not applied, as in the authors' loader.
     Raises UsageError with the file's name when it is missing, empty, truncated or no image.
     """
+    # A truncated file must be an error, also when another library has switched Pillow's leniency on since the last call.
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
         with Image.open(path) as image:
             image.load()
@@ -52,12 +61,13 @@ def read_rgb(path: Path) -> Image.Image:
     except FileNotFoundError as error:
         raise UsageError(f"image {path} is missing: restore it or remove it from the list.") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = "empty file" if path.is_file() and path.stat().st_size == 0 else str(error).splitlines()[0]
+        is_empty = path.is_file() and path.stat().st_size == 0
+        reason = "empty file" if is_empty else " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"image {path} cannot be read ({reason}): replace or remove it.") from error
 
 
 def train_transform(
-    crop: int, *, scale: tuple[float, float] = (0.08, 1.0), flip: float = 0.5
+    crop: int, *, scale: Sequence[float] = (0.08, 1.0), flip: float = 0.5
 ) -> Callable[[Image.Image], Tensor]:
     """Random resized crop and horizontal flip, as in the paper, to a uint8 tensor (3, crop, crop).
 
@@ -65,9 +75,11 @@ def train_transform(
     """
     check_int("dataset.images.crop", crop, 1)
     check_number("dataset.images.flip", flip, 0, maximum=1)
+    if len(scale) != 2:
+        raise UsageError(f"dataset.images.scale={list(scale)}: expected two numbers, smallest and largest share.")
     low, high = scale
+    check_number("dataset.images.scale[1]", high, 0, maximum=1, exclusive=True)
     check_number("dataset.images.scale[0]", low, 0, maximum=high, exclusive=True)
-    check_number("dataset.images.scale[1]", high, low, maximum=1)
     return v2.Compose(
         [
             v2.RandomResizedCrop(crop, scale=(low, high), ratio=(3 / 4, 4 / 3), antialias=True),

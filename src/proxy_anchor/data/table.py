@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 from proxy_anchor.errors import UsageError
 
 
-def natural_key(name: str) -> list[tuple[int, int | str]]:
-    """Sort key under which '2' comes before '10' and text sorts as text."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
+    """Sort key under which '2' comes before '10' and text sorts as text; '01' and '1' differ by the text alone."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part], name
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +101,13 @@ def missing_or_empty(paths: Sequence[Path]) -> list[str]:
     bad = []
     for path in paths:
         try:
-            size = path.stat().st_size
-        except OSError:
+            status = path.stat()
+        except (OSError, ValueError):  # ValueError: no file can have this name
             bad.append(f"{path} (missing)")
         else:
-            if size == 0:
+            if not stat.S_ISREG(status.st_mode):
+                bad.append(f"{path} (not a file)")
+            elif status.st_size == 0:
                 bad.append(f"{path} (empty)")
     return bad
 

@@ -25,14 +25,21 @@ def unit_length(vectors: Tensor) -> Tensor:
     return vectors * torch.rsqrt(vectors.square().sum(dim=1, keepdim=True) + 1e-12)
 
 
-def check_labels(labels: Tensor, embeddings: Tensor, num_classes: int) -> None:
-    """Raise UsageError for labels that are not (B,) integers in [0, C), naming the first one that is not."""
-    if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
+def check_shapes(embeddings: Tensor, labels: Tensor, dim: int) -> None:
+    """Raise UsageError unless embeddings are (B, D) and labels (B,) integers; costs no look at the device."""
+    if embeddings.ndim != 2 or embeddings.shape[1] != dim or labels.shape != embeddings.shape[:1]:
         raise UsageError(
-            f"expected embeddings (B, D) and labels (B,), received {tuple(embeddings.shape)} and {tuple(labels.shape)}."
+            f"expected embeddings (B, {dim}) and labels (B,), received {tuple(embeddings.shape)} and "
+            f"{tuple(labels.shape)}."
         )
+    if embeddings.shape[0] == 0:
+        raise UsageError("the batch is empty: the loss needs at least one embedding.")
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise UsageError(f"labels are {labels.dtype}; pass class indices as integers (labels.long()).")
+
+
+def check_range(labels: Tensor, num_classes: int) -> None:
+    """Raise UsageError for a label outside [0, C), naming the first."""
     outside = (labels < 0) | (labels >= num_classes)
     if bool(outside.any()):
         raise UsageError(
@@ -68,7 +75,7 @@ class ProxyAnchorLoss(nn.Module):
         embedding_dim: D.
         alpha: scale, above 0 (paper: 32).
         delta: margin on the cosine similarity, at least 0 (paper: 0.1).
-        check_labels: look at every batch's labels. On a GPU this waits for the device; a caller that has checked its
+        check_labels: look at the range of every batch's labels. On a GPU this waits for the device; a caller that has checked its
             whole label map once turns it off.
 
     Attributes:
@@ -114,12 +121,9 @@ class ProxyAnchorLoss(nn.Module):
         (float64 for float64 embeddings and proxies). Raises UsageError when shapes do not fit or a label is outside
         the range, naming it.
         """
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.embedding_dim:
-            raise UsageError(f"expected embeddings (B, {self.embedding_dim}), received {tuple(embeddings.shape)}.")
-        if embeddings.shape[0] == 0:
-            raise UsageError("the batch is empty: the loss needs at least one embedding.")
+        check_shapes(embeddings, labels, self.embedding_dim)
         if self.check_labels:
-            check_labels(labels, embeddings, self.num_classes)
+            check_range(labels, self.num_classes)
         with torch.autocast(embeddings.device.type, enabled=False):
             dtype = torch.promote_types(self.proxies.dtype, embeddings.dtype)
             similarities = unit_length(embeddings.to(dtype)) @ unit_length(self.proxies.to(dtype)).T  # (B, C)

@@ -34,13 +34,11 @@ def _cell(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def write_result(folder: Path, result: Mapping[str, Any]) -> Path:
-    """Write a run's result as JSON, aside and renamed, so that a reader never sees half a file."""
-    target = folder / RESULT_FILE
-    aside = target.with_suffix(".tmp")
-    aside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    aside.replace(target)
-    return target
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON aside and rename it, so that a reader never sees half a file."""
+    aside = file.with_name(file.name + ".tmp")
+    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    aside.replace(file)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

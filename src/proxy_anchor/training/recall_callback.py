@@ -132,7 +132,8 @@ class RecallCallback(pl.Callback):
         pl_module.log_dict({f"{self.set_name}/recall_at_{k}": value for k, value in recall.items()})
         if self.best is result:
             self.best_embeddings = self._embeddings()
-        self._print(trainer, pl_module, result)
+        if training:
+            self._print(trainer, pl_module, result)
 
     def _embeddings(self) -> list[Tensor]:
         embeddings, indices = dim_zero_cat(self.metric.embeddings), dim_zero_cat(self.metric.indices)
@@ -143,9 +144,6 @@ class RecallCallback(pl.Callback):
         return parts
 
     def _print(self, trainer: pl.Trainer, pl_module: pl.LightningModule, result: EpochResult) -> None:
-        if result.epoch == 0:
-            pl_module.print(f"before training: {format_recall(result.recall)}  ({result.eval_seconds:.1f} s)")
-            return
         loss = "" if result.train_loss is None else f"loss {result.train_loss:.3f}  "
         seconds = f"({result.train_seconds:.1f} s + {result.eval_seconds:.1f} s)"
         pl_module.print(f"epoch {result.epoch}/{trainer.max_epochs}: {loss}{format_recall(result.recall)}  {seconds}")

@@ -1,0 +1,43 @@
+"""Run the entry points as a user does: as commands, from a folder of the user's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHARED = REPOSITORY.parent / "shared"
+
+# A data set and a network that take a second: 8 + 8 classes of 8 images.
+TINY_GLYPHS = [
+    "dataset.load.train_classes=8",
+    "dataset.load.test_classes=8",
+    "dataset.load.images_per_class=8",
+    "data.batch_size=16",
+    "data.num_workers=0",
+    "embedding_dim=16",
+    "trainer.max_epochs=1",
+]
+
+
+def run_entry(script: str, *arguments: str, cwd: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    """`python src/SCRIPT ARGUMENTS` with captured output; no accidental use of a local HYDRA or DEBUG setting."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("DEBUG", "HYDRA_FULL_ERROR")}
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY / "src" / script), *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def run_ok(script: str, *arguments: str, cwd: Path) -> str:
+    """The command's standard output; its errors in the assertion when it fails."""
+    done = run_entry(script, *arguments, cwd=cwd)
+    assert done.returncode == 0, f"{script} {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

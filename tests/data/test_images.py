@@ -1,0 +1,379 @@
+"""From files to pixels: every mode becomes RGB, every bad file is named, the crops are torchvision's."""
+
+import io
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+import entry
+from proxy_anchor.data.images import ImageDataset, is_image_file, read_rgb, to_rgb, train_transform
+from proxy_anchor.data.images import test_transform as eval_transform  # pytest would collect the name
+from proxy_anchor.data.table import make_tables
+from proxy_anchor.errors import UsageError
+
+GREY, RED, WHITE = (120, 120, 120), (200, 10, 10), (255, 255, 255)
+
+
+def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def pixel(image: Image.Image, at: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
+    assert image.mode == "RGB"
+    return image.getpixel(at)
+
+
+# ---- modes
+
+
+def solid(mode: str, colour) -> Image.Image:
+    return Image.new(mode, (4, 3), colour)
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (solid("L", 120), GREY),
+        (solid("1", 1), WHITE),
+        (solid("1", 0), (0, 0, 0)),
+        (solid("RGB", RED), RED),
+        (solid("CMYK", (0, 255, 255, 0)), (255, 0, 0)),
+        (solid("YCbCr", (120, 128, 128)), GREY),
+        (solid("HSV", (0, 0, 120)), GREY),
+        (solid("RGBX", (*RED, 0)), RED),
+        (solid("LA", (120, 255)), GREY),
+        (solid("LA", (0, 0)), WHITE),
+        (solid("LA", (0, 51)), (204, 204, 204)),  # 51/255 = one fifth of black over white
+        (solid("RGBA", (*RED, 255)), RED),
+        (solid("RGBA", (*RED, 0)), WHITE),
+        (solid("RGBA", (0, 0, 0, 51)), (204, 204, 204)),
+        (solid("RGBa", (0, 0, 0, 51)), (204, 204, 204)),
+        (solid("PA", (0, 0)), WHITE),
+        (solid("I", 120), GREY),
+        (solid("I", -5), (0, 0, 0)),
+        (solid("F", 120.0), GREY),
+        (solid("F", 0.5), (127, 127, 127)),  # floats up to 1 are shares of white
+        (solid("F", 0.0), (0, 0, 0)),
+        (solid("I;16", 120), GREY),
+    ],
+    ids=lambda value: value.mode if isinstance(value, Image.Image) else str(value),
+)
+def test_every_mode_becomes_rgb(image, expected):
+    assert pixel(to_rgb(image)) == expected
+    assert to_rgb(image).size == (4, 3)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_high_bit_depths_are_scaled_not_clipped(dtype):
+    image = Image.fromarray(np.array([[0, 32768, 65535]], dtype=dtype))
+    assert image.mode in ("I;16", "I", "F")
+    assert [pixel(to_rgb(image), (x, 0))[0] for x in range(3)] == [0, 127, 255]
+
+
+def test_a_palette_keeps_its_colours_and_its_transparency_shows_white(tmp_path):
+    image = Image.new("P", (2, 1))
+    image.putpalette([*RED, 0, 0, 255])
+    image.putpixel((1, 0), 1)
+    assert [pixel(to_rgb(image), (x, 0)) for x in (0, 1)] == [RED, (0, 0, 255)]
+    for suffix, transparency in (("png", 1), ("gif", 1), ("png", bytes([255, 0]))):
+        file = tmp_path / f"image.{suffix}"
+        image.save(file, transparency=transparency)
+        assert [pixel(read_rgb(file), (x, 0)) for x in (0, 1)] == [RED, WHITE]
+
+
+@pytest.mark.parametrize(("mode", "colour"), [("RGB", RED), ("L", 7)])
+def test_a_png_colour_key_shows_white(tmp_path, mode, colour):
+    file = tmp_path / "key.png"
+    solid(mode, colour).save(file, transparency=colour)
+    assert pixel(read_rgb(file)) == WHITE
+
+
+@pytest.mark.parametrize(("mode", "form"), [("L", "JPEG"), ("CMYK", "JPEG"), ("LA", "PNG"), ("RGBA", "PNG")])
+def test_the_name_need_not_tell_the_format(tmp_path, mode, form):
+    file = tmp_path / "photo.jpg"
+    noise(6, 5, mode).save(file, form)
+    image = read_rgb(file)
+    assert (image.mode, image.size) == ("RGB", (6, 5))
+
+
+def test_a_cmyk_jpeg_has_the_colour_that_was_stored(tmp_path):
+    file = tmp_path / "print.jpg"
+    Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(file, quality=95)
+    assert np.abs(np.subtract(pixel(read_rgb(file)), (255, 0, 0))).max() < 8
+
+
+def test_an_animation_gives_its_first_frame(tmp_path):
+    file = tmp_path / "moving.gif"
+    frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, "blue", "green")]
+    frames[0].save(file, save_all=True, append_images=frames[1:])
+    assert pixel(read_rgb(file)) == RED
+
+
+def test_exif_orientation_is_not_applied(tmp_path):
+    # As in the authors' loader, whose numbers we reproduce: pixels are taken as stored.
+    file = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    noise(12, 5).save(file, exif=exif)
+    assert read_rgb(file).size == (12, 5)
+
+
+def test_the_image_does_not_keep_the_file_open(tmp_path):
+    file = tmp_path / "image.png"
+    noise(6, 5).save(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # ResourceWarning
+        image = read_rgb(file)
+    file.unlink()
+    assert image.getpixel((5, 4)) is not None
+
+
+def test_warnings_of_pillow_do_not_stop_a_run(tmp_path, monkeypatch):
+    file = tmp_path / "large.png"
+    noise(20, 20).save(file)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)  # 400 pixels: a warning; above 600 an error
+    with pytest.warns(Image.DecompressionBombWarning):
+        assert read_rgb(file).size == (20, 20)
+
+
+# ---- bad files
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def encoded(form: str) -> bytes:
+    stream = io.BytesIO()
+    noise(64, 64).save(stream, form)
+    return stream.getvalue()
+
+
+def bad_file(kind: str, folder: Path) -> tuple[Path, str]:
+    """A file that cannot be read and what its error must say."""
+    file = folder / "bad image.jpg"
+    contents = {
+        "empty": (b"", "empty file"),
+        "text": (b"<html>404 not found</html>\n" * 9, "cannot identify"),
+        "truncated jpeg": (encoded("JPEG")[:-900], "truncated"),
+        "truncated png": (encoded("PNG")[:-900], "truncated"),
+        "truncated gif": (encoded("GIF")[:-900], "truncated"),
+        "header only": (encoded("JPEG")[:20], "cannot be read"),
+        "corrupt png": (encoded("PNG")[:40] + b"\xff" * 400 + encoded("PNG")[440:], "cannot be read"),
+        "bomb": (png_of_size(60_000, 60_000), "decompression bomb"),
+        "archive twin": (b"\0\5\x16\7" + b"\0" * 78, "cannot identify"),
+    }
+    if kind == "folder":
+        file.mkdir()
+        return file, "directory"
+    if kind == "missing":
+        return file, "is missing"
+    if kind == "not finite":
+        Image.fromarray(np.full((3, 3), np.nan, np.float32)).save(file, "TIFF")
+        return file, "not finite"
+    file.write_bytes(contents[kind][0])
+    return file, contents[kind][1]
+
+
+BAD = "empty text folder missing bomb".split() + [
+    "truncated jpeg",
+    "truncated png",
+    "truncated gif",
+    "header only",
+    "corrupt png",
+    "archive twin",
+    "not finite",
+]
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_is_named_in_one_line(kind, tmp_path):
+    file, reason = bad_file(kind, tmp_path)
+    with pytest.raises(UsageError) as caught:
+        read_rgb(file)
+    assert str(caught.value).startswith(f"image {file} ")
+    assert reason in str(caught.value)
+    assert "remove it" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert entry.one_line(caught.value) == str(caught.value)
+
+
+def test_an_error_without_a_message_is_still_one_line(tmp_path, monkeypatch):
+    file = tmp_path / "odd.jpg"
+    file.write_bytes(b"x")
+
+    def fail(path):
+        raise OSError
+
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(UsageError, match=r"odd\.jpg cannot be read \(OSError\)"):
+        read_rgb(file)
+
+
+@pytest.mark.parametrize("kind", ["truncated jpeg", "truncated png"])
+def test_truncation_is_an_error_also_when_another_library_allows_it(kind, tmp_path, monkeypatch):
+    file, reason = bad_file(kind, tmp_path)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(UsageError, match=reason):
+        read_rgb(file)
+
+
+def test_images_are_known_by_name():
+    good = ["a.jpg", "A.JPEG", "b.PNG", "c.d.webp", "ü ö.tif", "x.bmp", "x.gif", "x.ppm", "x.tiff"]
+    bad = ["._a.jpg", ".hidden.png", ".jpg", "a.txt", "a", "Thumbs.db", ".DS_Store", "a.jpg.part", "a.mat", "jpg"]
+    assert [name for name in good + bad if is_image_file(Path("folder") / name)] == good
+
+
+# ---- transforms
+
+
+@pytest.mark.parametrize(
+    ("size", "crop", "resize"),
+    [((500, 333), 224, 256), ((120, 400), 224, 256), ((60, 40), 48, 48), ((5, 3), 16, 20), ((37, 37), 32, 37)],
+)
+def test_test_images_are_those_of_the_classic_pipeline(size, crop, resize):
+    image = noise(*size)
+    classic = transforms.Compose([transforms.Resize(resize), transforms.CenterCrop(crop), transforms.PILToTensor()])
+    ours = eval_transform(crop, resize=resize)(image)
+    assert ours.dtype == torch.uint8
+    assert ours.shape == (3, crop, crop)
+    assert torch.equal(ours, classic(image))
+    bilinear = image.resize(
+        (resize, int(resize * size[1] / size[0])) if size[0] <= size[1] else (int(resize * size[0] / size[1]), resize),
+        Image.Resampling.BILINEAR,
+    )
+    left, top = (int(round((side - crop) / 2.0)) for side in bilinear.size)
+    assert np.array_equal(
+        ours.permute(1, 2, 0).numpy(), np.asarray(bilinear.crop((left, top, left + crop, top + crop)))
+    )
+
+
+def test_training_images_are_those_of_the_papers_crop():
+    image = noise(300, 200)
+    classic = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3)),
+            transforms.RandomHorizontalFlip(0.5),
+            transforms.PILToTensor(),
+        ]
+    )
+    ours = train_transform(224)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        expected = classic(image)
+        torch.manual_seed(seed)
+        assert torch.equal(ours(image), expected)
+
+
+def test_the_crop_share_keeps_to_its_range():
+    # A ramp from 0 to 255: its range within the crop is the share of the width that was cropped.
+    ramp = Image.fromarray(np.tile(np.linspace(0, 255, 256, dtype=np.uint8)[None, :, None], (256, 1, 3)))
+    torch.manual_seed(0)
+    crops = [train_transform(32, scale=(0.2, 0.3), flip=0)(ramp).int() for _ in range(200)]
+    shares = np.array([int(crop.max() - crop.min()) / 255 for crop in crops])
+    assert shares.min() > np.sqrt(0.2 * 3 / 4) - 0.05
+    assert shares.max() < np.sqrt(0.3 * 4 / 3) + 0.05
+    assert shares.std() > 0.02
+
+
+@pytest.mark.parametrize("flip", [0, 1])
+def test_flip_never_and_always(flip):
+    image = noise(20, 20)
+    expected = eval_transform(20, resize=20)(image)
+    expected = expected.flip(-1) if flip else expected
+    transform = train_transform(20, scale=(1, 1), flip=flip)
+    torch.manual_seed(0)
+    assert all(torch.equal(transform(image), expected) for _ in range(20))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 40), (3, 2)])
+def test_tiny_images_fill_the_crop(size):
+    assert train_transform(32)(noise(*size)).shape == (3, 32, 32)
+    assert eval_transform(32, resize=36)(noise(*size)).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"crop": 0}, "dataset.images.crop=0"),
+        ({"crop": 1.5}, "dataset.images.crop=1.5"),
+        ({"crop": "224"}, "dataset.images.crop='224'"),
+        ({"crop": True}, "dataset.images.crop=True"),
+        ({"flip": -0.1}, "dataset.images.flip=-0.1"),
+        ({"flip": 1.1}, "dataset.images.flip=1.1"),
+        ({"flip": None}, "dataset.images.flip=None"),
+        ({"scale": (0, 1)}, r"dataset.images.scale\[0\]=0"),
+        ({"scale": (0.9, 0.1)}, r"dataset.images.scale\[0\]=0.9"),
+        ({"scale": (0.1, 1.5)}, r"dataset.images.scale\[1\]=1.5"),
+        ({"scale": (0.1, "x")}, r"dataset.images.scale\[1\]='x'"),
+        ({"scale": ("x", 0.5)}, r"dataset.images.scale\[0\]='x'"),
+        ({"scale": (0.5,)}, r"dataset.images.scale=\[0.5\]: expected two"),
+        ({"scale": (0.1, 0.5, 1)}, "expected two"),
+    ],
+)
+def test_bad_training_values_are_named(arguments, named):
+    with pytest.raises(UsageError, match=f"^{named}"):
+        train_transform(**{"crop": 8, **arguments})
+
+
+def test_a_resize_below_the_crop_is_refused():
+    # torchvision would fill up with black borders without a word.
+    with pytest.raises(UsageError, match=r"^dataset\.images\.resize=8: expected .* at least 16"):
+        eval_transform(16, resize=8)
+
+
+# ---- the data set
+
+
+def make_dataset(folder: Path, count: int = 6) -> ImageDataset:
+    rows = []
+    for number in range(count):
+        file = folder / f"{number}.png"
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
+        rows.append((file, str(100 * (number % 3))))
+    return ImageDataset(make_tables(rows)[0], eval_transform(8, resize=8))
+
+
+def test_an_item_is_image_label_and_index(tmp_path):
+    dataset = make_dataset(tmp_path)
+    assert len(dataset) == 6
+    for index in range(6):
+        image, label, number = dataset[index]
+        assert image.dtype == torch.uint8
+        assert (image[0] == index).all()
+        assert (int(label), number) == (index % 3, index)
+
+
+def test_the_index_travels_through_workers_and_orders(tmp_path):
+    loader = DataLoader(make_dataset(tmp_path), batch_size=2, sampler=[5, 0, 3, 3, 1], num_workers=1)
+    images, labels, indices = (torch.cat(parts) for parts in zip(*loader, strict=True))
+    assert indices.tolist() == [5, 0, 3, 3, 1]
+    assert indices.dtype == labels.dtype == torch.int64
+    assert images[:, 0, 0, 0].tolist() == [5, 0, 3, 3, 1]
+    assert labels.tolist() == [2, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", ["truncated jpeg", "missing"])
+def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
+    dataset = make_dataset(tmp_path)
+    bad, _ = bad_file(kind, tmp_path)
+    dataset = ImageDataset(make_tables([(path, "a") for path in (*dataset.table.paths, bad)])[0], dataset.transform)
+    with pytest.raises(UsageError) as direct:
+        read_rgb(bad)
+    with pytest.raises(UsageError) as caught:
+        list(DataLoader(dataset, batch_size=4, num_workers=num_workers))
+    assert entry.one_line(caught.value) == str(direct.value)

@@ -1,0 +1,120 @@
+"""The table type: one label map for what is compared, an order that does not depend on the process, missing files."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from proxy_anchor.data import table
+from proxy_anchor.data.table import ImageTable, Splits, make_tables, missing_or_empty, natural_key, require_files
+from proxy_anchor.errors import UsageError
+
+
+def rows(*classes: str) -> list[tuple[Path, str]]:
+    return [(Path(f"{number}.jpg"), name) for number, name in enumerate(classes)]
+
+
+def test_numbers_sort_as_numbers_and_text_as_text():
+    names = ["b10", "b9", "a", "10", "9", "b9c", "B1", ""]
+    assert sorted(names, key=natural_key) == ["", "9", "10", "B1", "a", "b9", "b9c", "b10"]
+
+
+@pytest.mark.parametrize("name", ["²", "m²", "2²", "①", "٣", "Ⅷ", "日本", "ß", "😀"])
+def test_digits_of_every_script_can_be_sorted(name):
+    # '²'.isdigit() holds, but int('²') fails.
+    assert sorted(["x", name, "1"], key=natural_key)[0] in ("1", "²", "①")
+    assert len(make_tables(rows(name, "1", "x"))[0].classes) == 3
+
+
+def test_the_label_map_is_the_same_in_every_process():
+    # '1', '01' and '001' are equal as numbers, and the order of a set of texts differs from process to process.
+    code = "from proxy_anchor.data.table import make_tables; print(make_tables([('p', c) for c in '01 1 001 0001 2'.split()])[0].classes)"
+    source = str(Path(table.__file__).parents[2])
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": source, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in (1, 2, 3)
+    }
+    assert seen == {"('0001', '001', '01', '1', '2')"}
+
+
+def test_labels_with_gaps_become_0_to_c():
+    [made] = make_tables(rows("700", "3", "20", "3"))
+    assert made.classes == ("3", "20", "700")
+    assert made.labels.tolist() == [2, 0, 1, 0]
+    assert made.labels.dtype == np.int64
+    assert made.num_classes == 3
+    assert len(made) == 4
+
+
+def test_query_and_gallery_share_one_map():
+    query, gallery = make_tables(rows("b", "d"), rows("a", "b", "c"))
+    assert query.classes == gallery.classes == ("a", "b", "c", "d")
+    assert query.labels.tolist() == [1, 3]
+    assert gallery.labels.tolist() == [0, 1, 2]
+
+
+def test_groups_may_be_generators_and_empty():
+    full, empty = make_tables((row for row in rows("a")), iter([]))
+    assert (len(full), len(empty)) == (1, 0)
+    assert empty.labels.dtype == np.int64
+
+
+@pytest.mark.parametrize("labels", [[-1], [2], [0, 1]])
+def test_a_table_refuses_labels_out_of_range_or_of_another_length(labels):
+    with pytest.raises(ValueError, match=r"labels"):
+        ImageTable((Path("a.jpg"),), np.array(labels), ("x", "y"))
+
+
+def test_splits_refuse_query_and_gallery_of_two_maps():
+    [train], [query], [gallery] = make_tables(rows("t")), make_tables(rows("a")), make_tables(rows("b"))
+    with pytest.raises(ValueError, match="one label map"):
+        Splits("s", train, query, gallery)
+
+
+def test_tables_and_shared_classes():
+    [train] = make_tables(rows("a", "b", "c"))
+    query, gallery = make_tables(rows("c", "x"), rows("b", "x"))
+    assert list(Splits("s", train, query).tables) == ["train", "query"]
+    splits = Splits("s", train, query, gallery)
+    assert list(splits.tables) == ["train", "query", "gallery"]
+    assert splits.shared_classes == ["b", "c"]
+    [other] = make_tables(rows("x", "y"))
+    assert Splits("s", train, other).shared_classes == []
+
+
+def test_missing_files_are_counted_and_five_of_them_named(tmp_path):
+    good = tmp_path / "good.jpg"
+    good.write_bytes(b"x")
+    empty = tmp_path / "empty.jpg"
+    empty.touch()
+    folder = tmp_path / "folder.jpg"
+    folder.mkdir()
+    impossible = Path("nul\0byte.jpg")
+    assert missing_or_empty([good]) == []
+    assert missing_or_empty([empty, folder, impossible, tmp_path / "gone.jpg"]) == [
+        f"{empty} (empty)",
+        f"{folder} (not a file)",
+        f"{impossible} (missing)",
+        f"{tmp_path / 'gone.jpg'} (missing)",
+    ]
+    require_files([good], "my")
+    gone = [tmp_path / f"gone{number}.jpg" for number in range(7)]
+    with pytest.raises(UsageError, match=r"^7 of 8 my images cannot be used: .* and 2 more\. Restore") as caught:
+        require_files([good, *gone], "my")
+    assert str(caught.value).count("(missing)") == 5
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_link_is_missing(tmp_path):
+    link = tmp_path / "link.jpg"
+    link.symlink_to(tmp_path / "nowhere.jpg")
+    assert missing_or_empty([link]) == [f"{link} (missing)"]

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxy_anchor import ProxyAnchorLoss
+from proxy_anchor.errors import UsageError
+from proxy_anchor.losses.proxy_anchor import proxy_anchor_loss, unit_length
+
+GOLDEN = np.load(Path(__file__).parents[1] / "fidelity" / "proxy_anchor.npz")
+CASES = sorted({key.split("/")[0] for key in GOLDEN})
+PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def loss_with(proxies: Tensor, alpha: float = 32.0, delta: float = 0.1) -> ProxyAnchorLoss:
+    loss = ProxyAnchorLoss(*proxies.shape, alpha=alpha, delta=delta).to(proxies.dtype)
+    with torch.no_grad():
+        loss.proxies.copy_(proxies)
+    return loss
+
+
+def value_and_gradients(loss: ProxyAnchorLoss, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    value = loss(x, labels)
+    grad_x, grad_proxies = torch.autograd.grad(value, [x, loss.proxies])
+    return value.detach(), grad_x, grad_proxies
+
+
+def random_batch(batch: int, classes: int, dim: int = 6, dtype: torch.dtype = torch.float64):
+    return (
+        torch.randn(batch, dim, dtype=dtype),
+        torch.randn(classes, dim, dtype=dtype),
+        torch.randint(classes, (batch,)),
+    )
+
+
+def by_loops(x: Tensor, proxies: Tensor, labels: Tensor, alpha: float, delta: float) -> float:
+    """Eq. 4, term by term."""
+
+    def cosine(a: list[float], b: list[float]) -> float:
+        return sum(p * q for p, q in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))
+
+    present = set(labels.tolist())
+    positive = negative = 0.0
+    for number, proxy in enumerate(proxies.tolist()):
+        pull = push = 0.0
+        for row, label in zip(x.tolist(), labels.tolist(), strict=True):
+            if label == number:
+                pull += math.exp(-alpha * (cosine(row, proxy) - delta))
+            else:
+                push += math.exp(alpha * (cosine(row, proxy) + delta))
+        if number in present:
+            positive += math.log(1 + pull)
+        negative += math.log(1 + push)
+    return positive / len(present) + negative / len(proxies)
+
+
+# The value and the gradients
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_value_and_gradients(case: str) -> None:
+    x, proxies, labels = (torch.from_numpy(GOLDEN[f"{case}/{name}"]) for name in ("x", "proxies", "labels"))
+    loss = loss_with(proxies, float(GOLDEN[f"{case}/alpha"]), float(GOLDEN[f"{case}/delta"]))
+    value, grad_x, grad_proxies = value_and_gradients(loss, x, labels)
+    assert value.dtype == torch.float64
+    np.testing.assert_allclose(value, GOLDEN[f"{case}/loss"], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(grad_x, GOLDEN[f"{case}/grad_x"], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(grad_proxies, GOLDEN[f"{case}/grad_proxies"], rtol=1e-9, atol=1e-9)
+
+
+def test_golden_cases_are_all_there() -> None:
+    assert len(CASES) == 7
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(12, 5), (3, 20), (1, 3), (4, 1)])
+@pytest.mark.parametrize(("alpha", "delta"), [(32.0, 0.1), (16.0, 0.0), (4.0, 0.7)])
+def test_equals_plain_loops(batch: int, classes: int, alpha: float, delta: float) -> None:
+    x, proxies, labels = random_batch(batch, classes)
+    value = loss_with(proxies, alpha, delta)(x, labels)
+    assert value.item() == pytest.approx(by_loops(x, proxies, labels, alpha, delta), rel=1e-11)
+
+
+def test_a_value_by_hand() -> None:
+    # One image on its own proxy, at a right angle to the other: log(1 + e^-(1-d)a) / 1 + log(1 + e^(0+d)a) / 2.
+    value = loss_with(torch.eye(2, dtype=torch.float64), alpha=2.0, delta=0.5)(
+        torch.tensor([[3.0, 0.0]], dtype=torch.float64), torch.tensor([0])
+    )
+    assert value.item() == pytest.approx(math.log(1 + math.exp(-1)) + math.log(1 + math.exp(1)) / 2, rel=1e-11)
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(12, 5), (3, 20), (1, 3), (4, 1)])
+def test_gradient_is_the_closed_form_of_eq_6(batch: int, classes: int) -> None:
+    alpha, delta = 8.0, 0.1
+    similarities = torch.rand(batch, classes, dtype=torch.float64) * 2 - 1
+    labels = torch.randint(classes, (batch,))
+    own = F.one_hot(labels, classes).bool()
+    h_pull = torch.exp(-alpha * (similarities - delta)) * own
+    h_push = torch.exp(alpha * (similarities + delta)) * ~own
+    expected = -alpha * h_pull / (1 + h_pull.sum(0)) / own.any(0).sum()
+    expected += alpha * h_push / (1 + h_push.sum(0)) / classes
+
+    similarities.requires_grad_()
+    proxy_anchor_loss(similarities, labels, alpha, delta).backward()
+    torch.testing.assert_close(similarities.grad, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_gradcheck() -> None:
+    x, proxies, labels = random_batch(5, 4, dim=3)
+    loss = loss_with(proxies, alpha=4.0)
+
+    def function(x: Tensor, proxies: Tensor) -> Tensor:
+        return torch.func.functional_call(loss, {"proxies": proxies}, (x, labels))
+
+    assert torch.autograd.gradcheck(function, (x.requires_grad_(), proxies.requires_grad_()))
+
+
+def test_float32_agrees_with_float64() -> None:
+    x, proxies, labels = random_batch(32, 20, dim=16)
+    exact = value_and_gradients(loss_with(proxies), x, labels)
+    single = value_and_gradients(loss_with(proxies.float()), x.float(), labels)
+    assert single[0].dtype == torch.float32
+    for a, b in zip(single, exact, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+# Invariances
+
+
+def test_order_of_the_batch_does_not_matter() -> None:
+    x, proxies, labels = random_batch(12, 5)
+    order = torch.randperm(12)
+    value, grad_x, grad_proxies = value_and_gradients(loss_with(proxies), x, labels)
+    other, other_x, other_proxies = value_and_gradients(loss_with(proxies), x[order], labels[order])
+    torch.testing.assert_close(other, value)
+    torch.testing.assert_close(other_x, grad_x[order])
+    torch.testing.assert_close(other_proxies, grad_proxies)
+
+
+def test_numbering_of_the_classes_does_not_matter() -> None:
+    x, proxies, labels = random_batch(12, 5)
+    order = torch.randperm(5)  # the new class i is the old class order[i]
+    renumbered = order.argsort()[labels]
+    torch.testing.assert_close(loss_with(proxies[order])(x, renumbered), loss_with(proxies)(x, labels))
+
+
+def test_length_of_embeddings_and_proxies_does_not_matter() -> None:
+    x, proxies, labels = random_batch(12, 5)
+    scaled = loss_with(proxies * torch.rand(5, 1).add(0.1))(x * torch.rand(12, 1).mul(100).add(1), labels)
+    torch.testing.assert_close(scaled, loss_with(proxies)(x, labels))
+
+
+# Numerics
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize(
+    ("sign", "labels", "pull", "push"),
+    [
+        (1, [0, 1, 2], 0, 128 * 0.1 + math.log(2)),  # every image on its own proxy: two negatives at similarity 0
+        (1, [1, 2, 0], 128 * 0.1, 128 * 1.1),  # on another's proxy
+        (-1, [0, 1, 2], 128 * 1.1, 128 * 0.1 + math.log(2)),  # opposite its own proxy
+        (-1, [1, 2, 0], 128 * 0.1, 128 * 0.1),  # opposite another's: one negative at 0, one at -1
+    ],
+)
+def test_alpha_128_at_similarities_of_one(
+    dtype: torch.dtype, sign: int, labels: list[int], pull: float, push: float
+) -> None:
+    x = (sign * torch.eye(3)).to(dtype)
+    value, grad_x, grad_proxies = value_and_gradients(loss_with(torch.eye(3), alpha=128.0), x, torch.tensor(labels))
+    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert float(value) == pytest.approx(pull + push, abs=1e-4)
+    assert grad_x.dtype == dtype
+    assert grad_x.isfinite().all()
+    assert grad_proxies.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
+    x, proxies, labels = random_batch(16, 8, dtype=torch.float32)
+    x.requires_grad_()
+    loss = loss_with(proxies)
+    plain = loss(x, labels)
+    with torch.autocast("cpu", dtype=dtype):
+        assert (x @ x.T).dtype == dtype  # autocast is on
+        cast = loss(x, labels)
+    assert cast.dtype == torch.float32
+    assert torch.equal(cast, plain)
+    for a, b in zip(*(torch.autograd.grad(value, [x, loss.proxies]) for value in (cast, plain)), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_zero_vectors_have_similarity_zero(dtype: torch.dtype) -> None:
+    proxies = torch.eye(3)
+    proxies[1] = 0
+    x = torch.zeros(2, 3, dtype=dtype)
+    value, grad_x, grad_proxies = value_and_gradients(loss_with(proxies), x, torch.tensor([0, 1]))
+    pull = math.log(1 + math.exp(3.2))
+    push = (2 * math.log(1 + math.exp(3.2)) + math.log(1 + 2 * math.exp(3.2))) / 3
+    assert float(value) == pytest.approx(pull + push, rel=1e-5)
+    assert grad_proxies.isfinite().all()
+    # The gradient is of order 1e7: float16 cannot hold it, and overflows to what a loss scaler knows how to skip.
+    assert not grad_x.isnan().any()
+    assert grad_x.isfinite().all() == (dtype != torch.float16)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_unit_length_of_zero_tiny_and_large_rows(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[0, 0], [1e-3, 0], [3e4, -4e4]]).to(dtype)
+    expected = torch.tensor([[0, 0], [1, 0], [0.6, -0.8]])
+    unit = unit_length(rows)
+    assert unit.dtype in (torch.float32, torch.float64)
+    torch.testing.assert_close(unit.float(), expected, rtol=5e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [([1], 3), ([2, 2, 2, 2], 5), ([0, 0, 0], 1), ([0], 1), ([0, 5000, 5000, 9999], 10_000)],
+    ids=["batch of 1", "one class only", "C=1", "one image and C=1", "C=10,000"],
+)
+def test_small_batches_are_finite_and_have_a_gradient(labels: list[int], classes: int) -> None:
+    x, proxies, _ = random_batch(len(labels), classes, dtype=torch.float32)
+    value, grad_x, grad_proxies = value_and_gradients(loss_with(proxies), x, torch.tensor(labels))
+    for result in (value, grad_x, grad_proxies):
+        assert result.isfinite().all()
+    assert grad_x.abs().sum() > 0
+    assert grad_proxies.abs().sum() > 0
+
+
+# Learning
+
+
+def test_absent_classes_are_pushed_away_by_every_image() -> None:
+    x, proxies, _ = random_batch(4, 6)
+    labels = torch.tensor([0, 0, 1, 1])
+    loss = loss_with(proxies)
+    _, _, gradient = value_and_gradients(loss, x, labels)
+    assert (gradient[2:].norm(dim=1) > 0).all()
+    before = torch.logsumexp(32 * F.cosine_similarity(x[:, None], loss.proxies[None, 2:], dim=-1), dim=0)
+    after = torch.logsumexp(
+        32 * F.cosine_similarity(x[:, None], (loss.proxies - 1e-3 * gradient)[None, 2:], dim=-1), dim=0
+    )
+    assert (after < before).all()
+
+
+def test_proxies_move_to_their_classes() -> None:
+    centres = torch.eye(4, 8)
+    labels = torch.arange(4).repeat(4)
+    x = F.normalize(centres[labels] + 0.1 * torch.randn(16, 8))
+    loss = ProxyAnchorLoss(4, 8, alpha=4.0)
+    before = loss.proxies.detach().clone()
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss(x, labels).backward()
+        optimizer.step()
+    assert (F.cosine_similarity(loss.proxies, centres) > F.cosine_similarity(before, centres)).all()
+    similarities = F.normalize(x) @ F.normalize(loss.proxies.detach()).T
+    assert torch.equal(similarities.argmax(1), labels)
+
+
+# The module
+
+
+def test_proxies_are_drawn_as_in_the_protocol() -> None:
+    for classes, norm in ((100, 3.2), (11_318, 0.30)):
+        loss = ProxyAnchorLoss(classes, 512)
+        assert loss.proxies.shape == (classes, 512)
+        assert float(loss.proxies.detach().norm(dim=1).mean()) == pytest.approx(norm, rel=0.02)
+
+
+def test_defaults_are_the_papers() -> None:
+    loss = ProxyAnchorLoss(3, 2)
+    assert (loss.alpha, loss.delta) == (32.0, 0.1)
+    assert repr(loss) == "ProxyAnchorLoss(3, 2, alpha=32, delta=0.1)"
+
+
+def test_the_only_tensor_is_the_proxies() -> None:
+    loss = ProxyAnchorLoss(7, 3)
+    assert [name for name, _ in loss.named_parameters()] == ["proxies"]
+    assert list(loss.state_dict()) == ["proxies"]
+    assert list(loss.buffers()) == []
+
+
+def test_half_precision_keeps_the_proxies_in_float32() -> None:
+    loss = ProxyAnchorLoss(3, 4)
+    original = loss.proxies.detach().clone()
+    parameter = loss.proxies
+    for cast in (
+        lambda: loss.half(),
+        lambda: loss.bfloat16(),
+        lambda: loss.to(torch.float16),
+        lambda: torch.nn.Sequential(loss).half(),
+    ):
+        cast()
+        assert loss.proxies.dtype == torch.float32
+        assert torch.equal(loss.proxies, original)  # not rounded on the way either
+    assert loss.proxies is parameter
+    assert loss.double().proxies.dtype == torch.float64
+    assert loss.to("meta").proxies.device.type == "meta"
+
+
+def test_nothing_of_size_classes_squared_and_no_one_hot_is_kept_for_backward() -> None:
+    batch, classes, dim = 6, 50, 4
+    saved: list[Tensor] = []
+    x = torch.randn(batch, dim, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        value = ProxyAnchorLoss(classes, dim)(x, torch.randint(classes, (batch,)))
+    value.backward()
+    assert saved
+    for tensor in saved:
+        assert tensor.numel() <= (batch + 1) * classes
+        if not tensor.is_floating_point():
+            assert tensor.numel() <= batch  # indices, not masks
+        elif tensor.numel() >= batch * classes:
+            assert not ((tensor == 0) | (tensor == 1)).all()  # a one-hot in float
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(("label", "classes"), [(3, 3), (-1, 3), (100, 3)])
+def test_a_label_outside_the_range_is_named(label: int, classes: int) -> None:
+    with pytest.raises(UsageError, match=rf"label {label} is outside \[0, {classes}\)"):
+        ProxyAnchorLoss(classes, 4)(torch.randn(3, 4), torch.tensor([0, label, 1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bool], ids=str)
+@pytest.mark.parametrize("check", [True, False])
+def test_labels_that_are_no_integers_are_refused(dtype: torch.dtype, check: bool) -> None:
+    with pytest.raises(UsageError, match=str(dtype)):
+        ProxyAnchorLoss(3, 4, check_labels=check)(torch.randn(3, 4), torch.tensor([0, 1, 1]).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32], ids=str)
+def test_labels_of_any_integer_type(dtype: torch.dtype) -> None:
+    x, proxies, labels = random_batch(5, 3)
+    loss = loss_with(proxies)
+    assert torch.equal(loss(x, labels.to(dtype)), loss(x, labels))
+
+
+@pytest.mark.parametrize(
+    ("x", "labels"),
+    [((3, 5), (3,)), ((3, 4, 1), (3,)), ((4,), (4,)), ((3, 4), (2,)), ((3, 4), (3, 1)), ((3, 4), ()), ((0, 4), (0,))],
+    ids=str,
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_shapes_that_do_not_fit_are_refused(x: tuple, labels: tuple, check: bool) -> None:
+    with pytest.raises(UsageError, match="expected embeddings|batch is empty"):
+        ProxyAnchorLoss(3, 4, check_labels=check)(torch.randn(x), torch.zeros(labels, dtype=torch.long))
+
+
+def test_unchecked_labels_give_the_same_value() -> None:
+    x, proxies, labels = random_batch(5, 3)
+    loss = loss_with(proxies)
+    checked = loss(x, labels)
+    loss.check_labels = False
+    assert torch.equal(loss(x, labels), checked)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("alpha", bad) for bad in (0, -1, math.nan, math.inf, "32", True)],
+        *[("delta", bad) for bad in (-0.1, math.nan, None)],
+        *[("num_classes", bad) for bad in (0, -1, 2.0, True)],
+        *[("embedding_dim", bad) for bad in (0, 1.5, False)],
+    ],
+)
+def test_arguments_out_of_range_are_named(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=name):
+        ProxyAnchorLoss(**{"num_classes": 3, "embedding_dim": 4, name: value})

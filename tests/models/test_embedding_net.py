@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from proxy_anchor import EmbeddingNet
+from proxy_anchor.errors import UsageError
+from proxy_anchor.models.pooling import GeMPool, Pool
+
+CONVOLUTIONAL = ["test_resnet", "test_efficientnet", "test_convnext", "test_nfnet"]
+OWN_POOLING = ["test_vit", "test_vit2", "test_vit3", "test_vit_relpos", "test_mambaout"]
+HYBRID = ["test_coatnet", "test_maxvit"]
+
+
+def make(backbone: str = "test_resnet", dim: int = 8, **arguments) -> EmbeddingNet:
+    return EmbeddingNet(backbone, dim, **{"image_size": 64, "pretrained": False, **arguments})
+
+
+def pixels(count: int = 3, size: int = 64) -> Tensor:
+    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8)
+
+
+def statistics(net: EmbeddingNet) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in net.named_buffers() if "running_" in name or "num_batches" in name}
+
+
+def norms(net: EmbeddingNet) -> list[nn.Module]:
+    return [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+# The vectors
+
+
+@pytest.mark.parametrize("backbone", [*CONVOLUTIONAL, *OWN_POOLING, *HYBRID])
+def test_any_backbone_gives_unit_vectors_and_trains_every_parameter(backbone: str) -> None:
+    net = make(backbone, batch_norm="train")
+    embeddings = net(pixels())
+    assert embeddings.shape == (3, 8)
+    torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(3))
+    # Some layers start at zero scale: give every tensor a value, so that a gradient of zero means "not connected".
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    (net(pixels()) * torch.randn(3, 8)).sum().backward()
+    assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
+    assert all(parameter.grad.isfinite().all() for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("backbone", [*CONVOLUTIONAL, *OWN_POOLING, *HYBRID])
+def test_no_classifier_exists(backbone: str) -> None:
+    names = {name for name, _ in make(backbone).backbone.named_parameters()}
+    classifier = timm.models.get_pretrained_cfg(backbone).classifier
+    assert not {name for name in names if name.rpartition(".")[0] == classifier}
+    with_classifier = {name for name, _ in timm.create_model(backbone).named_parameters()}
+    assert {f"{classifier}.weight", f"{classifier}.bias"} <= with_classifier  # the names are the right ones
+    assert names < with_classifier
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
+def test_bf16_autocast_gives_float32_unit_vectors(backbone: str) -> None:
+    net = make(backbone).eval()
+    images = pixels()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        embeddings = net(images)
+    assert embeddings.dtype == torch.float32
+    torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(3), rtol=0, atol=1e-6)
+    with torch.no_grad():
+        plain = net(images)
+    assert not torch.equal(embeddings, plain)  # the backbone did run in bfloat16
+    assert (F.cosine_similarity(embeddings, plain) > 0.99).all()
+
+
+def test_head_runs_in_float32_under_autocast() -> None:
+    net = make()
+    seen: list[Tensor] = []
+    net.head.register_forward_hook(lambda module, inputs, output: seen.extend((inputs[0], output)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        net(pixels())
+    assert [tensor.dtype for tensor in seen] == [torch.float32, torch.float32]
+
+
+def test_uint8_and_float_images_are_the_same() -> None:
+    net = make().eval()
+    images = pixels()
+    assert torch.equal(net(images), net(images.float()))
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0"])
+def test_preprocessing_is_that_of_the_weights(backbone: str) -> None:
+    net = make(backbone).eval()
+    config = timm.models.get_pretrained_cfg(backbone)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (config.mean, config.std))
+    if backbone == "tf_efficientnet_lite0":
+        assert mean.flatten().tolist() == std.flatten().tolist() == [0.5, 0.5, 0.5]
+    seen: list[Tensor] = []
+    net.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    images = pixels()
+    net(images)
+    torch.testing.assert_close(seen[0], (images / 255 - mean) / std, rtol=1e-4, atol=1e-5)
+
+
+def test_the_stages_are_backbone_pooling_head_and_length() -> None:
+    net = make("test_resnet").eval()
+    images = pixels()
+    features = net.backbone((images - net.mean) / net.std)
+    assert features.ndim == 4
+    pooled = features.mean((2, 3)) + features.amax((2, 3))
+    torch.testing.assert_close(net(images), F.normalize(pooled @ net.head.weight.T + net.head.bias))
+
+
+def test_head_starts_as_in_the_protocol() -> None:
+    head = make(dim=512).head
+    assert float(head.weight.detach().std()) == pytest.approx(math.sqrt(2 / 512), rel=0.02)  # Kaiming-normal, fan-out
+    assert abs(float(head.weight.detach().mean())) < 1e-3
+    assert not head.bias.any()
+
+
+# Pooling
+
+
+@pytest.mark.parametrize(
+    ("backbone", "pooling", "kind"),
+    [
+        ("test_resnet", "auto", "average_plus_max_pool"),
+        ("test_resnet", "avg+max", "average_plus_max_pool"),
+        ("test_resnet", "avg", "average_pool"),
+        ("test_resnet", "max", "max_pool"),
+        ("test_resnet", "gem", GeMPool),
+        ("test_resnet", "own", nn.Identity),
+        ("test_coatnet", "auto", "average_plus_max_pool"),
+        ("test_vit", "auto", nn.Identity),
+        ("test_vit", "own", nn.Identity),
+    ],
+)
+def test_pooling_choices(backbone: str, pooling: str, kind: str | type) -> None:
+    net = make(backbone, pooling=pooling)
+    if isinstance(kind, str):
+        assert isinstance(net.pool, Pool)
+        assert net.pool.function.__name__ == kind
+    else:
+        assert type(net.pool) is kind
+    assert net(pixels()).shape == (3, 8)
+
+
+def test_a_resnets_own_pooling_is_the_mean() -> None:
+    own, average = make(pooling="own").eval(), make(pooling="avg").eval()
+    average.load_state_dict(own.state_dict())
+    images = pixels()
+    torch.testing.assert_close(own(images), average(images))
+
+
+@pytest.mark.parametrize("pooling", ["avg+max", "avg", "max", "gem"])
+def test_a_transformer_has_no_map_to_pool(pooling: str) -> None:
+    with pytest.raises(UsageError, match=r"test_vit .*backbone\.pooling=own instead of " + pooling.replace("+", r"\+")):
+        make("test_vit", pooling=pooling)
+
+
+# Image size
+
+
+def test_transformers_are_built_for_the_image_size() -> None:
+    net = make("test_vit", image_size=96)
+    assert net(pixels(size=96)).shape == (3, 8)
+    with pytest.raises(AssertionError):
+        net(pixels(size=160))
+    assert make("test_vit", image_size=160)(pixels(size=160)).shape == (3, 8)
+
+
+def test_an_image_size_that_a_backbone_refuses_is_said() -> None:
+    with pytest.raises(UsageError, match="test_nfnet does not accept 1 x 1|test_vit does not accept 5 x 5"):
+        make("test_vit", image_size=5)
+
+
+# Batch norm
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "fixed", "affine"),
+    [("frozen_statistics", True, True), ("frozen", True, False), ("train", False, True)],
+)
+def test_batch_norm(batch_norm: str, fixed: bool, affine: bool) -> None:
+    net = make(batch_norm=batch_norm)
+    assert norms(net)
+    for _ in range(2):  # the trainer switches to eval and back around each validation
+        net.eval()
+        assert not any(module.training for module in net.modules())
+        net.train()
+        assert net.training
+        assert net.head.training
+        assert all(module.training != fixed for module in norms(net))
+        before = statistics(net)
+        net(pixels())
+        after = statistics(net)
+        assert all(torch.equal(before[name], after[name]) for name in before) == fixed
+    assert {parameter.requires_grad for module in norms(net) for parameter in module.parameters()} == {affine}
+    others = [p for m in net.modules() if not isinstance(m, nn.BatchNorm2d) for p in m.parameters(recurse=False)]
+    assert all(parameter.requires_grad for parameter in others)
+
+
+def test_frozen_statistics_survive_the_parents_train_call() -> None:
+    net = make()
+    nn.Sequential(net).train()
+    assert not any(module.training for module in norms(net))
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("name", ["resnet51", "no_such_network", ""])
+def test_an_unknown_backbone_is_named(name: str) -> None:
+    with pytest.raises(UsageError, match=f"backbone '{name}' is neither"):
+        make(name)
+
+
+def test_close_names_are_offered() -> None:
+    with pytest.raises(UsageError, match=r"Close names: .*resnet50"):
+        make("resnet5O")
+
+
+@pytest.mark.parametrize("dim", [0, -3, 2.5, True, "64"])
+def test_embedding_dim_must_be_a_positive_whole_number(dim: object) -> None:
+    with pytest.raises(UsageError, match="embedding_dim"):
+        make(dim=dim)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("argument", [{"pooling": "average"}, {"batch_norm": "freeze"}], ids=str)
+def test_choices_are_listed(argument: dict) -> None:
+    with pytest.raises(UsageError, match=r"is not known; choose one of: "):
+        make(**argument)
+
+
+# Building it again
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"backbone": "test_resnet", "dim": 5, "pooling": "gem", "batch_norm": "frozen"},
+        {"backbone": "test_vit", "image_size": 96},
+    ],
+    ids=["gem", "vit"],
+)
+def test_from_config_round_trip(arguments: dict) -> None:
+    net = make(**arguments).eval()
+    again = EmbeddingNet.from_config(net.config).eval()
+    assert again.config == net.config
+    images = pixels(size=arguments.get("image_size", 64))
+    assert not torch.equal(again(images), net(images))  # random weights until loaded
+    again.load_state_dict(net.state_dict())
+    assert torch.equal(again(images), net(images))
+    assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in net.parameters()]
+
+
+def test_config_is_plain() -> None:
+    assert make().config == {
+        "backbone": "test_resnet",
+        "embedding_dim": 8,
+        "pooling": "auto",
+        "image_size": 64,
+        "batch_norm": "frozen_statistics",
+    }
+
+
+def test_loading_is_strict_and_preprocessing_is_not_a_weight() -> None:
+    net = make()
+    state = net.state_dict()
+    assert not {"mean", "std"} & set(state)
+    del state["head.bias"]
+    with pytest.raises(RuntimeError, match=r"head\.bias"):
+        net.load_state_dict(state)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from proxy_anchor.models.pooling import POOLINGS, GeMPool, average_plus_max_pool, average_pool, max_pool
+
+
+@pytest.fixture
+def features() -> Tensor:
+    """(1, 2, 2, 3): means 3.5 and -2, maxima 6 and 0."""
+    return torch.tensor([[[[1.0, 2, 3], [4, 5, 6]], [[0, -1, -2], [-2, -3, -4]]]])
+
+
+def test_values_by_hand(features: Tensor) -> None:
+    assert average_pool(features).tolist() == [[3.5, -2]]
+    assert max_pool(features).tolist() == [[6, 0]]
+    assert average_plus_max_pool(features).tolist() == [[9.5, -2]]
+
+
+def test_the_names_mean_what_they_say(features: Tensor) -> None:
+    assert list(POOLINGS) == ["avg+max", "avg", "max", "gem"]
+    assert POOLINGS["avg+max"]()(features).tolist() == [[9.5, -2]]
+    assert POOLINGS["avg"]()(features).tolist() == [[3.5, -2]]
+    assert POOLINGS["max"]()(features).tolist() == [[6, 0]]
+    assert isinstance(POOLINGS["gem"](), GeMPool)
+    assert repr(POOLINGS["avg+max"]()) == "Pool(average_plus_max_pool)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_max_gives_its_gradient_to_one_place_among_equals(dtype: torch.dtype) -> None:
+    # `amax` would share it: 1/6 each. Under bf16 equal values are common.
+    features = torch.ones(1, 1, 2, 3, dtype=dtype, requires_grad=True)
+    max_pool(features).sum().backward()
+    assert sorted(features.grad.flatten().tolist()) == [0, 0, 0, 0, 0, 1]
+
+
+def test_average_plus_max_gradient(features: Tensor) -> None:
+    features.requires_grad_()
+    average_plus_max_pool(features).sum().backward()
+    expected = torch.full((1, 2, 2, 3), 1 / 6)
+    expected[0, 0, 1, 2] += 1
+    expected[0, 1, 0, 0] += 1
+    torch.testing.assert_close(features.grad, expected)
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_bf16_values_and_gradients_are_finite(name: str) -> None:
+    features = torch.randn(2, 8, 7, 7, dtype=torch.bfloat16).relu().requires_grad_()
+    pooled = POOLINGS[name]()(features)
+    pooled.float().sum().backward()
+    assert pooled.shape == (2, 8)
+    assert pooled.isfinite().all()
+    assert features.grad.isfinite().all()
+    assert features.grad.abs().sum() > 0
+
+
+def test_gem_is_the_mean_at_p_1_and_the_maximum_at_large_p() -> None:
+    features = torch.rand(3, 4, 5, 6) + 0.5
+    torch.testing.assert_close(GeMPool(p=1)(features), average_pool(features))
+    torch.testing.assert_close(GeMPool(p=100)(features), max_pool(features), rtol=0.05, atol=0)
+
+
+def test_gem_by_hand_and_its_exponent_learns() -> None:
+    pool = GeMPool()
+    pooled = pool(torch.tensor([[[[1.0, 2.0]], [[0.0, -5.0]]]]))
+    assert pooled[0, 0].item() == pytest.approx(4.5 ** (1 / 3))
+    assert pooled[0, 1].item() == pytest.approx(1e-6, rel=1e-3)  # negative features are clamped
+    pooled[0, 0].backward()
+    assert pool.p.grad is not None
+    assert pool.p.grad > 0
+
+
+def test_gem_is_float32_under_autocast() -> None:
+    features = torch.full((1, 1, 2, 2), 1e-3, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        pooled = GeMPool()(features)
+    assert pooled.dtype == torch.float32
+    assert pooled.item() == pytest.approx(1e-3, rel=1e-2)

@@ -1,0 +1,78 @@
+"""The project's own files agree with each other: dependencies, documents, configs."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tomllib
+
+import pytest
+import yaml
+from cli import REPOSITORY
+
+PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+
+
+def _parse(requirement: str) -> tuple[str, str]:
+    name, bound = re.fullmatch(r"([A-Za-z0-9_.-]+?)\s*([<>=!~].*)?", requirement.strip()).groups()
+    return name.lower().replace("_", "-"), bound or ""
+
+
+def test_environment_yml_names_the_same_dependencies():
+    environment = yaml.safe_load((REPOSITORY / "environment.yml").read_text())["dependencies"]
+    plain = [each for each in environment if isinstance(each, str)]
+    from_pip = next(each["pip"] for each in environment if isinstance(each, dict))
+    conda = dict(map(_parse, plain + from_pip))
+    assert conda.pop("python") == PYPROJECT["project"]["requires-python"]
+    conda.pop("pip")
+    assert conda.pop("faiss-gpu")
+    project = dict(map(_parse, PYPROJECT["project"]["dependencies"]))
+    assert {CONDA_NAMES.get(name, name): bound for name, bound in project.items()} == conda
+
+
+def test_the_two_builds_of_faiss_are_never_asked_for_together():
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert [_parse(each)[0] for each in extras["cpu"]] == ["faiss-cpu"]
+    assert [_parse(each)[0] for each in extras["gpu"]] == ["faiss-gpu"]
+    assert not any("faiss" in each for each in PYPROJECT["project"]["dependencies"])
+
+
+def test_ci_runs_what_the_readme_says():
+    assert "make test" in (REPOSITORY / ".ci" / "run").read_text()
+    readme = (REPOSITORY / "README.md").read_text()
+    assert "make demo" in readme
+    assert "make test" in readme
+
+
+def test_every_local_link_of_the_documents_leads_somewhere():
+    documents = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    for document in documents:
+        for target in re.findall(r"\]\(([^)#\s]+)", document.read_text()):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_make_help_lists_every_public_target():
+    makefile = (REPOSITORY / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.M).group(1).split()
+    described = re.findall(r"^([a-z-]+):.*##", makefile, re.M)
+    assert sorted(phony) == sorted(described)
+
+
+@pytest.mark.parametrize("row", ["float32", "bf16-mixed"])
+def test_results_table_is_what_the_runs_wrote(row):
+    folder = REPOSITORY / "docs" / "results" / "cars_half"
+    files = {"float32": ["seed1", "seed2", "seed3"], "bf16-mixed": ["seed1_bf16"]}[row]
+    runs = [json.loads((folder / f"{name}.json").read_text()) for name in files]
+    cells = [
+        f"{100 * statistics.mean(run[which]['recall']['1'] for run in runs):.1f}"
+        for which in ("untrained", "best", "last")
+    ]
+    [line] = [
+        line for line in (REPOSITORY / "docs" / "results.md").read_text().splitlines() if line.startswith(f"| {row}")
+    ]
+    found = re.findall(r"\d+\.\d", line.replace("±", " "))
+    for cell in cells:
+        assert cell in found, (cell, line)

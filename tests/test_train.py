@@ -1,0 +1,220 @@
+"""The main job as a user runs it: train, evaluate, sweep, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import pytest
+import torch
+from cli import REPOSITORY, SHARED, TINY_GLYPHS, run_entry, run_ok
+from PIL import Image
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A real run on the embedded data set, shortened to 9 of its 20 epochs; (folder, standard output)."""
+    here = tmp_path_factory.mktemp("user")
+    output = run_ok("train.py", "run=first", "trainer.max_epochs=9", cwd=here)
+    return here / "runs" / "first", output
+
+
+def test_training_on_glyphs_learns(trained):
+    folder, output = trained
+    result = json.loads((folder / "result.json").read_text())
+    assert result["last"]["recall"]["1"] >= result["untrained"]["recall"]["1"] + 0.20
+    assert result["best"]["recall"]["1"] >= result["last"]["recall"]["1"]
+    assert [row["epoch"] for row in result["history"]] == list(range(10))
+    assert "before training: Recall@1" in output
+    assert "epoch 9/9:" in output
+    assert str(folder) in output
+
+
+def test_run_folder_holds_what_the_issue_promises(trained):
+    folder, _ = trained
+    with Image.open(folder / "gallery.png") as picture:
+        assert min(picture.size) > 300
+    with (folder / "metrics.csv").open() as file:
+        recalls = [float(row["test/recall_at_1"]) for row in csv.DictReader(file) if row["test/recall_at_1"]]
+    history = json.loads((folder / "result.json").read_text())["history"]
+    assert recalls == pytest.approx([row["recall"]["1"] for row in history], abs=1e-6)
+    assert list((folder / "tensorboard").glob("events.*"))
+
+
+def test_checkpoint_is_plain_and_knows_itself(trained):
+    folder, _ = trained
+    content = torch.load(folder / "best.ckpt", weights_only=True)
+    made = content["proxy_anchor"]
+    assert made["model"]["backbone"] == "test_resnet"
+    assert len(made["classes"]) == 120
+    assert made["config"]["dataset"]["root"].startswith("/")
+    assert "loss.proxies" in content["state_dict"]
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_evaluate_reproduces_training_to_the_last_digit(trained, tmp_path, which):
+    folder, _ = trained
+    run_ok("evaluate.py", f"checkpoint={folder}/{which}.ckpt", "output=numbers.json", cwd=tmp_path)
+    recorded = json.loads((folder / "result.json").read_text())[which]["recall"]
+    assert json.loads((tmp_path / "numbers.json").read_text())["recall"] == recorded
+    assert [path.name for path in tmp_path.iterdir()] == ["numbers.json"]
+
+
+def test_evaluate_on_another_data_set(trained, tmp_path):
+    folder, _ = trained
+    pictures = sorted((folder.parent.parent / "data" / "glyphs").rglob("00[0-3].png"))[: 4 * 8]
+    for path in pictures:
+        target = tmp_path / "mine" / path.parent.name
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    output = run_ok(
+        "evaluate.py", f"checkpoint={folder}/best.ckpt", "dataset=folder", "dataset.root=mine", cwd=tmp_path
+    )
+    assert "data: mine, 16 train images of 4 classes, 16 query images of 4 classes" in output
+    assert "Recall@1" in output
+
+
+def test_evaluate_refuses_what_is_no_checkpoint(trained, tmp_path):
+    folder, _ = trained
+    broken = tmp_path / "broken.ckpt"
+    broken.write_bytes((folder / "best.ckpt").read_bytes()[:1000])
+    foreign = tmp_path / "foreign.ckpt"
+    torch.save({"state_dict": {}}, foreign)
+    for argument, text in {
+        f"checkpoint={broken}": "damaged or no checkpoint",
+        f"checkpoint={foreign}": "was not written by train.py",
+        "checkpoint=nothing.ckpt": "no such file",
+        "output=x.json": "checkpoint is needed",
+    }.items():
+        done = run_entry("evaluate.py", argument, cwd=tmp_path)
+        assert done.returncode == 2
+        assert text in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_sweep_prints_one_table_and_equals_single_runs(tmp_path):
+    arguments = [*TINY_GLYPHS, "trainer.max_epochs=2"]
+    output = run_ok("train.py", "-m", "run=sweep", "loss.alpha=16,32", "loss.delta=0,0.1", *arguments, cwd=tmp_path)
+    table = [line.split() for line in output.strip().splitlines()[-6:]]
+    assert table[0][:3] == ["job", "loss.alpha", "loss.delta"]
+    assert [row[:3] for row in table[2:]] == [
+        ["0", "16", "0"],
+        ["1", "16", "0.1"],
+        ["2", "32", "0"],
+        ["3", "32", "0.1"],
+    ]
+    run_ok("train.py", "run=single", "loss.alpha=32", "loss.delta=0.1", *arguments, cwd=tmp_path)
+    job, single = (json.loads((tmp_path / "runs" / name / "result.json").read_text()) for name in ("sweep/3", "single"))
+    for row, same in zip(job["history"], single["history"], strict=True):
+        assert (row["recall"], row["train_loss"]) == (same["recall"], same["train_loss"])
+
+
+def test_failed_job_of_a_sweep_is_shown_and_exits_with_an_error(tmp_path):
+    done = run_entry("train.py", "-m", "run=sweep", "loss.alpha=-1,32", *TINY_GLYPHS, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "loss.alpha=-1: expected a finite number above 0" in done.stdout
+    assert "error: loss.alpha=-1" in done.stderr
+    assert (tmp_path / "runs" / "sweep" / "1" / "result.json").is_file()  # the other job was run all the same
+
+
+BAD_INPUT = {
+    "loss.alhpa=16": "unknown key 'loss.alhpa'. Did you mean 'alpha'?",
+    "datset=cars": "Did you mean 'dataset'?",
+    "dataset=carz": "Did you mean 'cars'?",
+    "backbone=resnet51": "nor a timm model. Did you mean 'resnet",
+    "backbone=resnet18 batch_norm=train": "backbone.weights=FILE",
+    "backbone=resnet18 backbone.pretrained=false batch_norm=frozen": "add batch_norm=train",
+    "backbone.pooling=median": "choose one of: auto, avg+max",
+    "embedding_dim=0": "embedding_dim=0: expected a whole number of at least 1",
+    "embedding_dim=many": "embedding_dim='many'",
+    "loss.alpha=-1": "loss.alpha=-1: expected a finite number above 0",
+    "loss.delta=x": "loss.delta='x'",
+    "optimizer.lr=nan": "optimizer.lr=nan",
+    "optimizer.schedule=steps": "choose one of: step, cosine, constant",
+    "trainer.precision=8": "choose one of: 32, 32-true, bf16-mixed, 16-mixed",
+    "trainer.max_epochs=0": "trainer.max_epochs=0",
+    "recall_k=[0]": "recall_k=0",
+    "search_engine=annoy": "choose one of: auto, faiss_cpu, faiss_gpu, torch",
+    "dataset=cars": "is not a folder",
+    "dataset=folder": "dataset.root=FOLDER",
+    "dataset=folder dataset.csv=nothing.csv": "no such file",
+    "data.batch_size=99999": "Lower data.batch_size",
+    "recall_k=[1,9999]": "K=9999 is larger than the gallery",
+    "backbone.name=": "backbone",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_INPUT)
+def test_bad_input_is_one_line_and_leaves_nothing(arguments, tmp_path):
+    given = arguments.split()
+    if not any(argument.startswith("dataset") for argument in given):
+        given = [*TINY_GLYPHS, *given]
+    done = run_entry("train.py", "run=x", *given, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    message = done.stderr.strip().splitlines()[-1]
+    assert message.startswith("error: ")
+    assert BAD_INPUT[arguments] in message
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if "drawing" not in line and line.strip()]) == 1
+    assert not (tmp_path / "runs" / "x").exists()
+
+
+def test_unreadable_image_stops_the_run_in_one_line(tmp_path):
+    for number in range(6):
+        folder = tmp_path / "mine" / f"class{number}"
+        folder.mkdir(parents=True)
+        for index in range(6):
+            Image.effect_noise((64, 64), 50).convert("RGB").save(folder / f"{index}.png")
+    bad = tmp_path / "mine" / "class1" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:2000])
+    done = run_entry(
+        "train.py",
+        "dataset=folder",
+        "dataset.root=mine",
+        "run=x",
+        "backbone=test_resnet",
+        "backbone.pretrained=false",
+        "batch_norm=train",
+        "data.batch_size=4",
+        "data.num_workers=2",
+        "trainer.max_epochs=1",
+        "trainer.enable_progress_bar=false",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith(f"error: image {bad} cannot be read")
+    assert "Traceback" not in done.stderr
+
+
+def test_any_timm_name_is_a_backbone(tmp_path):
+    output = run_ok("train.py", "backbone=test_vit", "backbone.pretrained=false", *TINY_GLYPHS, cwd=tmp_path)
+    assert "network: test_vit, 16-d" in output
+
+
+def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
+    assert "proxy_lr_mult: 100" in run_ok("train.py", "--help", cwd=tmp_path)
+    heavy = "import sys; sys.argv = ['train.py']; import train; print(sorted({'torch', 'timm'} & set(sys.modules)))"
+    found = subprocess.run(
+        [sys.executable, "-c", heavy], cwd=REPOSITORY / "src", capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared measurement data are not on this machine")
+def test_half_of_cars_is_refused_with_counts(tmp_path):
+    root = tmp_path / "cars"
+    shutil.copytree(SHARED / "data" / "cars196_half" / "devkit", root / "devkit")
+    (root / "cars_train").mkdir()
+    with tarfile.open(SHARED / "data" / "cars196_half" / "images-0.tar") as archive:
+        names = archive.getnames()
+        assert names[0].startswith("cars_train/")
+    for number in range(1, 8145):  # a byte each: counts do not need pictures
+        (root / "cars_train" / f"{number:05d}.jpg").write_bytes(b"x")
+    done = run_entry("train.py", "dataset=cars", f"dataset.root={root}", "run=x", cwd=tmp_path)
+    assert done.returncode == 2
+    for text in ("expected 8,054", "found 4,052", "8,131", "4,092", "dataset.allow_partial=true"):
+        assert text in done.stderr
