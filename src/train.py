@@ -52,13 +52,14 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     )
 
     data = ImageDataModule(instantiate(cfg.dataset.load), **cfg.data, **cfg.dataset.images)
+    recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
     metadata = {"config": OmegaConf.to_container(cfg, resolve=True), "classes": list(data.splits.train.classes)}
     learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata)
 
-    OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
     print(data.describe(), f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d", sep="\n", flush=True)
     trainer.validate(learner, data, verbose=False)
+    OmegaConf.save(cfg, folder / "config.yaml", resolve=True)  # not earlier: a refused run leaves nothing
     print(f"before training: {format_recall(recall.history[0].recall)}", flush=True)
     trainer.fit(learner, data)
 

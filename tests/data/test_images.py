@@ -188,7 +188,12 @@ def bad_file(kind: str, folder: Path) -> tuple[Path, str]:
     return file, contents[kind][1]
 
 
-BAD = "empty text folder missing bomb".split() + [
+BAD = [
+    "empty",
+    "text",
+    "folder",
+    "missing",
+    "bomb",
     "truncated jpeg",
     "truncated png",
     "truncated gif",
@@ -255,7 +260,7 @@ def test_test_images_are_those_of_the_classic_pipeline(size, crop, resize):
         (resize, int(resize * size[1] / size[0])) if size[0] <= size[1] else (int(resize * size[0] / size[1]), resize),
         Image.Resampling.BILINEAR,
     )
-    left, top = (int(round((side - crop) / 2.0)) for side in bilinear.size)
+    left, top = (round((side - crop) / 2) for side in bilinear.size)
     assert np.array_equal(
         ours.permute(1, 2, 0).numpy(), np.asarray(bilinear.crop((left, top, left + crop, top + crop)))
     )
@@ -321,7 +326,7 @@ def test_tiny_images_fill_the_crop(size):
         ({"scale": (0.1, "x")}, r"dataset.images.scale\[1\]='x'"),
         ({"scale": ("x", 0.5)}, r"dataset.images.scale\[0\]='x'"),
         ({"scale": (0.5,)}, r"dataset.images.scale=\[0.5\]: expected two"),
-        ({"scale": (0.1, 0.5, 1)}, "expected two"),
+        ({"scale": (0.1, 0.5, 1)}, r"dataset.images.scale=\[0.1, 0.5, 1\]: expected two"),
     ],
 )
 def test_bad_training_values_are_named(arguments, named):
@@ -366,8 +371,7 @@ def test_the_index_travels_through_workers_and_orders(tmp_path):
     assert labels.tolist() == [2, 0, 0, 0, 1]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("kind", ["truncated jpeg", "missing"])
+@pytest.mark.parametrize(("num_workers", "kind"), [(0, "missing"), (1, "truncated jpeg")])
 def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
     dataset = make_dataset(tmp_path)
     bad, _ = bad_file(kind, tmp_path)

@@ -88,12 +88,16 @@ class FiniteLossGuard:
     """
 
     def __init__(self) -> None:
-        self._flag: torch.Tensor | None = None
+        self._seen: torch.Tensor | None = None  # on the loss's device
+        self._flag: torch.Tensor | None = None  # its copy on the host
         self._copied: torch.cuda.Event | None = None
 
     def watch(self, loss: torch.Tensor) -> None:
-        """Remember whether this (scalar) loss is finite."""
+        """Remember whether this (scalar) loss and those before it are finite."""
         flag = torch.isfinite(loss.detach())
+        if self._seen is not None:  # gradients may be accumulated over several losses
+            flag &= self._seen
+        self._seen = flag
         if flag.is_cuda:
             self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(flag, non_blocking=True)
             self._copied = torch.cuda.Event()
@@ -102,7 +106,7 @@ class FiniteLossGuard:
             self._flag = flag
 
     def is_finite(self) -> bool:
-        """Whether the watched loss was finite."""
+        """Whether all losses so far were finite."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._flag is None or bool(self._flag)

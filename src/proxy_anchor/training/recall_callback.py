@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError, check_int
 from proxy_anchor.retrieval.metrics import RecallAtK, num_queries_without_positive
 from proxy_anchor.retrieval.search import check_k
@@ -78,15 +78,19 @@ class RecallCallback(pl.Callback):
         trained = [result for result in self.history if result.epoch > 0] or self.history
         return max(trained, key=lambda result: result.recall[self.k[0]])
 
+    def check(self, splits: Splits) -> None:
+        """Raise UsageError for a K that these data cannot answer."""
+        searched = splits.query if splits.gallery is None else splits.gallery
+        check_k(max(self.k), len(searched), splits.gallery is None)
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse a K that the data cannot answer before the first epoch; count queries without a positive."""
-        data: ImageDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        query, gallery = data.splits.query, data.splits.gallery
-        searched = query if gallery is None else gallery
-        check_k(max(self.k), len(searched), gallery is None)
+        """Check K before the first epoch, learn how many images a whole pass has, count queries without a positive."""
+        splits: Splits = trainer.datamodule.splits  # type: ignore[attr-defined]
+        self.check(splits)
+        query, gallery = splits.query, splits.gallery
         self.metric.num_images = len(query) + (0 if gallery is None else len(gallery))
         lonely = num_queries_without_positive(query.labels, None if gallery is None else gallery.labels)
-        if lonely and stage in ("fit", "validate") and not self.history:
+        if lonely and not self.history:
             pl_module.print(
                 f"{lonely} of {len(query)} queries have no image of their class to find: counted as misses."
             )

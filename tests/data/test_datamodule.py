@@ -1,0 +1,156 @@
+"""Loaders: what a batch holds, shuffling that follows the seed, evaluation that keeps order and every image."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.data.table import Splits, make_tables
+from proxy_anchor.errors import UsageError
+
+NUM_TRAIN, NUM_QUERY, NUM_GALLERY = 11, 7, 5
+SMALL = {"crop": 8, "resize": 10, "num_workers": 0, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    for number in range(NUM_TRAIN + NUM_QUERY + NUM_GALLERY):
+        Image.new("RGB", (12, 10), (number, 0, 0)).save(root / f"{number}.png")
+    return root
+
+
+def make_splits(folder: Path, *, gallery: bool = False, notice: str = "") -> Splits:
+    """Image i is of class i % 3, plus 10 in the test part; its red value is i."""
+    files = [folder / f"{number}.png" for number in range(NUM_TRAIN + NUM_QUERY + NUM_GALLERY)]
+    ends = (NUM_TRAIN, NUM_TRAIN + NUM_QUERY)
+    train = [(file, str(i % 3)) for i, file in enumerate(files[: ends[0]])]
+    query = [(file, str(10 + i % 3)) for i, file in enumerate(files[ends[0] : ends[1]])]
+    rest = [(file, str(10 + i % 4)) for i, file in enumerate(files[ends[1] :])]
+    [train_table] = make_tables(train)
+    query_table, *gallery_table = make_tables(query, *([rest] if gallery else []))
+    return Splits("mine", train_table, query_table, gallery_table[0] if gallery else None, notice)
+
+
+def indices(loader) -> list[int]:
+    return [index for _, _, batch in loader for index in batch.tolist()]
+
+
+def test_a_batch(folder):
+    images, labels, numbers = next(iter(ImageDataModule(make_splits(folder), **SMALL).train_dataloader()))
+    assert (images.dtype, images.shape) == (torch.uint8, (4, 3, 8, 8))
+    assert (labels.dtype, labels.shape) == (torch.int64, (4,))
+    assert (numbers.dtype, numbers.shape) == (torch.int64, (4,))
+    assert images[:, 0, 0, 0].tolist() == numbers.tolist()
+    assert labels.tolist() == [number % 3 for number in numbers.tolist()]
+
+
+def test_training_drops_the_short_batch(folder):
+    loader = ImageDataModule(make_splits(folder), **SMALL).train_dataloader()
+    assert [len(batch[0]) for batch in loader] == [4, 4]
+    assert len(set(indices(loader))) == 8
+
+
+def test_shuffling_differs_by_epoch_and_follows_the_seed(folder):
+    def epochs(seed: int) -> list[list[int]]:
+        torch.manual_seed(seed)
+        loader = ImageDataModule(make_splits(folder), **SMALL).train_dataloader()
+        return [indices(loader) for _ in range(3)]
+
+    assert epochs(1) == epochs(1)
+    assert epochs(1) != epochs(2)
+    first, second, third = epochs(1)
+    assert first != second != third
+    assert first != sorted(first)
+
+
+def test_evaluation_keeps_order_and_drops_nothing(folder):
+    [loader] = ImageDataModule(make_splits(folder), **SMALL).val_dataloader()
+    assert [len(batch[0]) for batch in loader] == [4, 3]
+    assert indices(loader) == list(range(NUM_QUERY))
+    assert [value for images, _, _ in loader for value in images[:, 0, 0, 0].tolist()] == list(range(11, 18))
+
+
+@pytest.mark.parametrize(("eval_batch_size", "sizes"), [(None, [4, 3]), (1, [1] * 7), (100, [7])])
+def test_the_evaluation_batch(folder, eval_batch_size, sizes):
+    [loader] = ImageDataModule(make_splits(folder), eval_batch_size=eval_batch_size, **SMALL).val_dataloader()
+    assert [len(batch[0]) for batch in loader] == sizes
+
+
+def test_evaluation_is_not_augmented(folder):
+    data = ImageDataModule(make_splits(folder), **SMALL)
+    passes = [torch.cat([images for images, _, _ in data.val_dataloader()[0]]) for _ in range(2)]
+    assert torch.equal(*passes)
+
+
+def test_query_and_gallery_are_two_loaders_over_one_label_map(folder):
+    data = ImageDataModule(make_splits(folder, gallery=True), **SMALL)
+    query, gallery = data.val_dataloader()
+    assert indices(query) == list(range(NUM_QUERY))
+    assert indices(gallery) == list(range(NUM_GALLERY))
+    names = data.splits.query.classes
+    assert [names[i] for _, labels, _ in gallery for i in labels] == ["10", "11", "12", "13", "10"]
+    assert data.num_eval_images == NUM_QUERY + NUM_GALLERY
+    assert ImageDataModule(make_splits(folder), **SMALL).num_eval_images == NUM_QUERY
+
+
+def test_workers_give_the_same_evaluation(folder):
+    [loader] = ImageDataModule(make_splits(folder), **{**SMALL, "num_workers": 1}).val_dataloader()
+    assert loader.persistent_workers
+    assert indices(loader) == list(range(NUM_QUERY))
+
+
+def test_describe(folder):
+    assert ImageDataModule(make_splits(folder), **SMALL).describe() == (
+        "data: mine, 11 train images of 3 classes, 7 query images of 3 classes"
+    )
+    # The gallery has one class more; each table counts its own.
+    assert ImageDataModule(make_splits(folder, gallery=True, notice="a word."), **SMALL).describe() == (
+        "data: mine, 11 train images of 3 classes, 7 query images of 3 classes, 5 gallery images of 4 classes\n"
+        "note: a word."
+    )
+
+
+def test_a_batch_may_be_as_large_as_the_data_and_no_larger(folder):
+    loader = ImageDataModule(make_splits(folder), **{**SMALL, "batch_size": NUM_TRAIN}).train_dataloader()
+    assert sorted(indices(loader)) == list(range(NUM_TRAIN))
+    with pytest.raises(
+        UsageError, match=r"^data\.batch_size=12 is larger than the 11 training images of mine: .*Lower"
+    ):
+        ImageDataModule(make_splits(folder), **{**SMALL, "batch_size": NUM_TRAIN + 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"batch_size": 0}, r"data\.batch_size=0"),
+        ({"batch_size": 2.0}, r"data\.batch_size=2\.0"),
+        ({"eval_batch_size": 0}, r"data\.eval_batch_size=0"),
+        ({"num_workers": -1}, r"data\.num_workers=-1"),
+        ({"crop": 0}, r"dataset\.images\.crop=0"),
+        ({"resize": 7}, r"dataset\.images\.resize=7"),
+        ({"scale": [0.5]}, r"dataset\.images\.scale=\[0\.5\]"),
+        ({"scale": [0.5, 0.1]}, r"dataset\.images\.scale\[0\]=0\.5"),
+        ({"flip": 2}, r"dataset\.images\.flip=2"),
+    ],
+)
+def test_bad_values_are_named(folder, arguments, named):
+    with pytest.raises(UsageError, match=f"^{named}"):
+        ImageDataModule(make_splits(folder), **{**SMALL, **arguments})
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (3, 3), (64, 16)])
+def test_the_number_of_workers_follows_the_cores(folder, monkeypatch, cores, workers):
+    arguments = {**SMALL, "num_workers": None}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    assert ImageDataModule(make_splits(folder), **arguments).num_workers == workers
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(3, 3), (None, 1)])
+def test_systems_that_do_not_tell_the_cores_of_a_process(folder, monkeypatch, cores, workers):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # macOS
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert ImageDataModule(make_splits(folder), **{**SMALL, "num_workers": None}).num_workers == workers

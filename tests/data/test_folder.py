@@ -1,0 +1,438 @@
+"""The user's own images, as messy as they come: class folders and CSV lists."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from proxy_anchor.data.folder import load_folder
+from proxy_anchor.data.table import ImageTable, Splits
+from proxy_anchor.errors import UsageError
+
+
+def touch(file: Path, content: bytes = b"x") -> Path:
+    """A file that is there; loaders do not look inside."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file
+
+
+def make_classes(root: Path, *names: str, images: int = 2) -> Path:
+    for name in names:
+        for number in range(images):
+            touch(root / name / f"{number}.jpg")
+    return root
+
+
+def pairs(table: ImageTable, root: Path) -> set[tuple[str, str]]:
+    """(path relative to root, class name) of every image."""
+    return {
+        (path.relative_to(root).as_posix(), table.classes[label])
+        for path, label in zip(table.paths, table.labels.tolist(), strict=True)
+    }
+
+
+def all_pairs(splits: Splits, root: Path) -> set[tuple[str, str]]:
+    return set().union(*(pairs(table, root) for table in splits.tables.values()))
+
+
+def refused(*arguments, **named) -> str:
+    """The one line with which load_folder refuses."""
+    with pytest.raises(UsageError) as caught:
+        load_folder(*arguments, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- class folders
+
+
+def test_classes_are_shared_out_without_overlap(tmp_path):
+    root = make_classes(tmp_path / "my images", *"abcdefgh")
+    splits = load_folder(root)
+    assert splits.name == "my images"
+    assert splits.gallery is None
+    assert (splits.train.num_classes, splits.query.num_classes) == (4, 4)
+    assert set(splits.train.classes) | set(splits.query.classes) == set("abcdefgh")
+    assert splits.shared_classes == []
+    assert all_pairs(splits, root) == {(f"{name}/{number}.jpg", name) for name in "abcdefgh" for number in (0, 1)}
+    assert (len(splits.train), len(splits.query)) == (8, 8)
+    assert "4 classes train and 4 other classes are searched" in splits.notice
+    assert "dataset.split_seed=0" in splits.notice
+
+
+def test_the_seed_decides_the_split_and_nothing_else_does(tmp_path):
+    root = make_classes(tmp_path, *(f"class {number}" for number in range(12)))
+    trained = [load_folder(root, split_seed=seed).train.classes for seed in (0, 0, 1, 2)]
+    assert trained[0] == trained[1]
+    assert len(set(trained)) == 3
+    assert load_folder(root).train.paths == load_folder(root).train.paths
+
+
+@pytest.mark.parametrize(
+    ("fraction", "searched"), [(1e-9, 2), (0.2, 2), (0.25, 2), (0.5, 5), (0.8, 8), (1, 8), (1.0, 8)]
+)
+def test_both_sides_keep_two_classes_at_least(tmp_path, fraction, searched):
+    root = make_classes(tmp_path, *"abcdefghij", images=1)
+    splits = load_folder(root, test_fraction=fraction)
+    assert (splits.train.num_classes, splits.query.num_classes) == (10 - searched, searched)
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.1, float("nan"), "half", None, True])
+def test_a_bad_fraction_is_refused_before_the_folder_is_read(fraction):
+    assert refused("/nowhere", test_fraction=fraction).startswith(f"dataset.test_fraction={fraction!r}: expected")
+
+
+def test_what_systems_leave_behind_is_neither_image_nor_class(tmp_path):
+    root = make_classes(tmp_path, *"abcd", images=1)
+    for name in (
+        ".DS_Store",
+        "a/.DS_Store",
+        "a/Thumbs.db",
+        "a/._0.jpg",
+        "a/.hidden.png",
+        "a/notes.txt",
+        "a/.ipynb_checkpoints/0-checkpoint.jpg",  # a copy: it would be a certain hit
+        "b/__MACOSX/0.jpg",
+        "b/sub/.thumbnails/0.jpg",
+        ".git/0.jpg",
+        "__MACOSX/a/._0.jpg",
+        "__MACOSX/e/0.jpg",
+        "list.csv",
+        "loose.jpg",
+    ):
+        touch(root / name)
+    (root / "a" / "folder.jpg").mkdir()
+    assert all_pairs(load_folder(root), root) == {(f"{name}/0.jpg", name) for name in "abcd"}
+
+
+def test_a_hidden_parent_of_the_root_does_not_hide_the_images(tmp_path):
+    root = make_classes(tmp_path / ".cache" / "images", *"abcd")
+    assert len(all_pairs(load_folder(root), root)) == 8
+
+
+def test_nested_folders_belong_to_their_class(tmp_path):
+    root = make_classes(tmp_path, *"abc", images=1)
+    touch(root / "d" / "2019" / "may" / "x.PNG")
+    assert ("d/2019/may/x.PNG", "d") in all_pairs(load_folder(root), root)
+
+
+@pytest.mark.parametrize("names", [("10", "9", "a b", "c,d"), ("日本", "ß", "²", "😀"), ("01", "1", "001", "2")])
+def test_class_names_may_be_anything_that_a_folder_may(tmp_path, names):
+    root = make_classes(tmp_path / "Ünïcode folder", *names)
+    splits = load_folder(root)
+    assert all_pairs(splits, root) == {(f"{name}/{number}.jpg", name) for name in names for number in (0, 1)}
+
+
+@pytest.mark.parametrize("names", [("train", "test"), ("Training", "VALID"), ("train", "val"), ("train", "validation")])
+def test_train_and_test_folders_are_the_split(tmp_path, names):
+    train, test = (tmp_path / name for name in names)
+    make_classes(train, "2", "10")
+    make_classes(test, "x", images=3)
+    make_classes(tmp_path / "__MACOSX", "y")
+    splits = load_folder(tmp_path, test_fraction=0.1, split_seed=3)
+    assert splits.train.classes == ("2", "10")
+    assert pairs(splits.query, test) == {(f"x/{number}.jpg", "x") for number in range(3)}
+    assert splits.notice == ""
+
+
+def test_a_class_in_train_and_test_is_said(tmp_path):
+    make_classes(tmp_path / "train", "a", "b", "c")
+    make_classes(tmp_path / "test", "b", "c", "d", "e")
+    splits = load_folder(tmp_path)
+    assert splits.shared_classes == ["b", "c"]
+    assert splits.notice == "2 of 4 searched classes are also trained on: Recall@K is not over unseen classes."
+
+
+@pytest.mark.parametrize("third", ["val", "extra"])
+def test_train_and_test_beside_other_folders_are_not_taken_for_classes(tmp_path, third):
+    for name in ("train", "test", third, "more"):
+        make_classes(tmp_path / name, "a", "b")
+    message = refused(tmp_path)
+    assert "keep one train and one test folder" in message
+    assert third in message
+
+
+def test_train_may_be_the_name_of_a_class(tmp_path):
+    root = make_classes(tmp_path, "bus", "car", "train", "tram")
+    assert len(all_pairs(load_folder(root), root)) == 8
+
+
+@pytest.mark.parametrize("layout", ["", "train/", "test/"])
+def test_an_empty_class_is_named(tmp_path, layout):
+    for part in ("train", "test") if layout else ("",):
+        make_classes(tmp_path / part, *"abcd")
+    touch(tmp_path / layout / "nothing here" / "readme.txt")
+    message = refused(tmp_path)
+    assert message.startswith(f"class folder {tmp_path / layout / 'nothing here'} holds no image")
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_class_of_one_image_is_accepted(tmp_path, part):
+    make_classes(tmp_path / "train", "a", "b")
+    make_classes(tmp_path / "test", "c", "d")
+    touch(tmp_path / part / "single" / "0.jpg")
+    splits = load_folder(tmp_path)
+    table = splits.train if part == "train" else splits.query
+    assert table.labels.tolist().count(table.classes.index("single")) == 1
+
+
+def test_a_folder_without_classes_says_what_is_wanted(tmp_path):
+    touch(tmp_path / "1.jpg")
+    message = refused(tmp_path)
+    assert message.startswith(f"{tmp_path} has no class folders")
+    assert ".jpeg" in message
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+def test_too_few_classes_are_counted(tmp_path, names):
+    assert f"has {len(names)} classes" in refused(make_classes(tmp_path, *names))
+    assert len(load_folder(make_classes(tmp_path, *"abcd")).train.classes) == 2
+
+
+def test_missing_root_and_no_root(tmp_path):
+    file = touch(tmp_path / "file")
+    assert refused(tmp_path / "no").startswith(f"dataset.root={tmp_path / 'no'} is not a folder")
+    assert refused(file).startswith(f"dataset.root={file} is not a folder")
+    assert "dataset.root=FOLDER" in refused(None)
+
+
+def test_empty_images_are_counted(tmp_path):
+    root = make_classes(tmp_path, *"abcd")
+    for name in "ab":
+        touch(root / name / "0.jpg", b"")
+    assert refused(root).startswith("2 of 8 ")
+    assert f"{root / 'a' / '0.jpg'} (empty)" in refused(root)
+
+
+def test_linked_class_folders_and_a_linked_root_are_read(tmp_path):
+    elsewhere = make_classes(tmp_path / "elsewhere", "d")
+    root = make_classes(tmp_path / "root", *"abc")
+    (root / "d").symlink_to(elsewhere / "d")
+    (tmp_path / "link").symlink_to(root)
+    assert ("d/0.jpg", "d") in all_pairs(load_folder(tmp_path / "link"), tmp_path / "link")
+
+
+def test_the_current_folder_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(make_classes(tmp_path / "birds", *"abcd"))
+    assert load_folder(".").name == "birds"
+
+
+# ---- CSV
+
+
+def make_list(folder: Path, text: str | bytes) -> Path:
+    file = folder / "list.csv"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+SIX = [(f"{name}{number}.jpg", name) for name in ("red", "blue", "10", "9", "a b", "é") for number in (0, 1)]
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder with the images of SIX."""
+    for name, _ in SIX:
+        touch(tmp_path / name)
+    return tmp_path
+
+
+PLAIN = "path,label\n" + "".join(f"{path},{label}\n" for path, label in SIX)
+
+
+def test_a_list_without_split_gets_one(images):
+    splits = load_folder(None, csv_file=make_list(images, PLAIN), split_seed=4)
+    assert splits.name == "list"
+    assert all_pairs(splits, images) == set(SIX)
+    assert splits.shared_classes == []
+    assert (splits.train.num_classes, splits.query.num_classes) == (3, 3)
+    assert "dataset.split_seed=4" in splits.notice
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + PLAIN,
+        PLAIN.replace("\n", "\r\n"),
+        PLAIN.replace("\n", "\r"),
+        PLAIN.replace("\n", "\n\n"),
+        PLAIN.rstrip("\n"),
+        PLAIN.replace("path,label", " Path , LABEL "),
+        PLAIN.replace(",", " ,  "),
+        "path,label,split,role\n" + PLAIN.split("\n", 1)[1].replace("\n", ",,\n"),
+        PLAIN + ",\n , \n",  # what a spreadsheet makes of empty rows
+        "label,path\n" + "".join(f'"{label}","{path}"\n' for path, label in SIX),
+        PLAIN.replace("blue0.jpg", "./blue0.jpg"),
+    ],
+    ids=[
+        "bom",
+        "crlf",
+        "cr",
+        "blank",
+        "no-last-newline",
+        "case",
+        "spaces",
+        "all-columns",
+        "empty-rows",
+        "swapped",
+        "dot",
+    ],
+)
+def test_lists_may_be_written_in_many_ways(images, text):
+    splits = load_folder(None, csv_file=make_list(images, text))
+    assert all_pairs(splits, images) == set(SIX)
+
+
+def test_a_row_with_too_many_fields_is_refused(images):
+    assert "more fields than columns" in refused(None, csv_file=make_list(images, PLAIN.replace("red\n", "red,x\n")))
+
+
+def test_commas_line_separators_and_quotes_in_a_value(images):
+    names = ["x, y", 'the "best"', "a\u2028b", "a\x0bb"]
+    text = "path,label\n"
+    for number, name in enumerate(names):
+        touch(images / f"extra,{number}.jpg")
+        text += f'"extra,{number}.jpg","{name.replace(chr(34), 2 * chr(34))}"\n'
+    assert {name for _, name in all_pairs(load_folder(None, csv_file=make_list(images, text)), images)} == set(names)
+
+
+def test_an_unclosed_quote_does_not_swallow_the_rest(images):
+    text = PLAIN.replace("blue1.jpg,blue", 'blue1.jpg,"blue')
+    assert "no well-formed CSV" in refused(None, csv_file=make_list(images, text))
+
+
+def test_an_unclosed_quote_in_a_long_list(images):
+    text = PLAIN.replace("blue1.jpg,blue", 'blue1.jpg,"blue') + "x.jpg,y\n" * 30_000  # above the csv module's limit
+    assert "no well-formed CSV" in refused(None, csv_file=make_list(images, text))
+
+
+def test_paths_start_from_the_root_the_list_or_the_top(images, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    file = make_list(elsewhere, PLAIN)
+    assert all_pairs(load_folder(images, csv_file=file), images) == set(SIX)
+    assert refused(None, csv_file=file).startswith("12 of 12 list images cannot be used")
+    absolute = "path,label\n" + "".join(f"{images / path},{label}\n" for path, label in SIX)
+    assert all_pairs(load_folder(elsewhere, csv_file=make_list(elsewhere, absolute)), images) == set(SIX)
+
+
+SPLIT = "path,label,split\nred0.jpg,red,train\nred1.jpg,red,Train\n90.jpg,9,training\nblue0.jpg,blue,test\nblue1.jpg,blue,VAL\n"
+
+
+def test_a_given_split_is_kept(images):
+    splits = load_folder(None, csv_file=make_list(images, SPLIT))
+    assert pairs(splits.train, images) == {("red0.jpg", "red"), ("red1.jpg", "red"), ("90.jpg", "9")}
+    assert splits.train.classes == ("9", "red")
+    assert pairs(splits.query, images) == {("blue0.jpg", "blue"), ("blue1.jpg", "blue")}
+    assert (splits.gallery, splits.notice) == (None, "")
+
+
+def test_roles_make_query_and_gallery_over_one_map(images):
+    text = (
+        "role,split,label,path\n,train,red,red0.jpg\nquery,train,red,red1.jpg\nquery,test,blue,blue0.jpg\n"
+        ",test,9,90.jpg\nGallery,test,blue,blue1.jpg\ngallery,test,10,100.jpg\n"
+    )
+    splits = load_folder(None, csv_file=make_list(images, text))
+    assert pairs(splits.train, images) == {("red0.jpg", "red"), ("red1.jpg", "red")}  # a role means nothing in training
+    assert pairs(splits.query, images) == {("blue0.jpg", "blue"), ("90.jpg", "9")}  # 9 has no match: accepted
+    assert pairs(splits.gallery, images) == {("blue1.jpg", "blue"), ("100.jpg", "10")}
+    assert splits.query.classes == splits.gallery.classes == ("9", "10", "blue")
+
+
+def test_a_list_with_a_class_on_both_sides_is_said(images):
+    splits = load_folder(None, csv_file=make_list(images, SPLIT.replace("blue1.jpg,blue", "blue1.jpg,red")))
+    assert splits.notice.startswith("1 of 2 searched classes are also trained on")
+
+
+def test_labels_are_texts_with_gaps_sorted_as_numbers(images):
+    text = "path,label,split\nred0.jpg,700,train\nred1.jpg,20,train\n90.jpg,3,train\n"
+    text += "blue0.jpg,01,test\nblue1.jpg,1,test\n91.jpg,-1,test\n"
+    splits = load_folder(None, csv_file=make_list(images, text))
+    assert splits.train.classes == ("3", "20", "700")
+    assert splits.train.labels.tolist() == [2, 1, 0]
+    assert splits.query.classes == ("01", "1", "-1")  # 01 and 1 are two classes, in this order
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("path,label", "path,labl", "unknown column 'labl'; known: path, label, split, role. Did you mean 'label'?"),
+        ("path,label", "path,label,wieght", "unknown column 'wieght'"),
+        ("path,label", "path,split", "column 'label' is missing; the first line must read path,label"),
+        ("path,label", "label,split", "column 'path' is missing"),
+        ("path,label", "path,label,Label", "column 'label' stands there twice"),
+        ("path,label\n", "", "unknown column 'red0.jpg'"),
+        (",", ";", "separates its columns by ';': save it with commas"),
+        (",", "\t", "separates its columns by '\\t': save it with commas"),
+        ("blue0.jpg,blue", "blue0.jpg,", "line 4: path or label is empty"),
+        ("blue0.jpg,blue", ",blue", "line 4: path or label is empty"),
+        ("blue0.jpg,blue", "blue0.jpg", "line 4: path or label is empty"),
+        ("blue1.jpg", "blue0.jpg", "lists 1 images more than once"),
+        ("blue1.jpg", "./x/../blue0.jpg", "lists 1 images more than once"),
+        ("blue1.jpg", "nul\0.jpg", "(missing)"),
+        ("blue1.jpg", ".", "(not a file)"),
+    ],
+)
+def test_a_bad_list_is_explained(images, old, new, expected):
+    assert expected in refused(None, csv_file=make_list(images, PLAIN.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("blue0.jpg,blue,tset,", "line 3: split 'tset' is not known; use train or test"),
+        ("blue0.jpg,blue,test,probe", "line 3: role 'probe' is not known; use query or gallery"),
+        ("blue0.jpg,blue,,query", "line 3: role 'query' needs split=test"),
+        ("blue0.jpg,blue,,", "1 of 2 lines have no split; fill in all of them or none"),
+        ("blue0.jpg,blue,train,", "has no test images"),
+        ("blue0.jpg,blue,test,gallery", "has gallery images but none with role query"),
+    ],
+)
+def test_a_bad_split_or_role_is_explained(images, line, expected):
+    text = f"path,label,split,role\nred0.jpg,red,train,\n{line}\n"
+    assert expected in refused(None, csv_file=make_list(images, text))
+
+
+def test_a_list_of_test_images_alone(images):
+    assert "has no train images" in refused(None, csv_file=make_list(images, "path,label,split\nred0.jpg,red,test\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "column 'path' is missing"),
+        (b"path,label\n", "lists no images"),
+        (b"path,label\n,\n\n", "lists no images"),
+        (b"path,label\nred0.jpg,\xe9t\xe9\n", "cannot be read as UTF-8"),
+        ("path,label\n".encode("utf-16"), "cannot be read as UTF-8"),
+    ],
+)
+def test_empty_and_wrongly_encoded_lists(images, content, expected):
+    assert expected in refused(None, csv_file=make_list(images, content))
+
+
+def test_a_list_that_is_missing_or_a_folder(tmp_path):
+    assert refused(None, csv_file=tmp_path / "no.csv") == f"dataset.csv={tmp_path / 'no.csv'}: no such file."
+    assert "cannot be read" in refused(None, csv_file=tmp_path)
+
+
+def test_missing_files_are_counted_in_one_line(images):
+    for name in ("red0.jpg", "blue1.jpg"):
+        (images / name).unlink()
+    message = refused(None, csv_file=make_list(images, PLAIN))
+    assert message.startswith("2 of 12 list images cannot be used: ")
+    assert f"{images / 'red0.jpg'} (missing)" in message
+    assert f"{images / 'blue1.jpg'} (missing)" in message
+
+
+def test_too_few_classes_in_a_list(images):
+    text = "path,label\nred0.jpg,red\nblue0.jpg,blue\n90.jpg,9\n"
+    assert "list has 3 classes" in refused(None, csv_file=make_list(images, text))
+
+
+def test_nothing_is_decoded_while_the_tables_are_made(images, monkeypatch):
+    def fail(*_, **__):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(Image, "open", fail)
+    assert len(load_folder(None, csv_file=make_list(images, PLAIN)).train) == 6

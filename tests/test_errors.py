@@ -1,0 +1,69 @@
+"""The checks behind the one-line errors: what passes, what does not, and what is said."""
+
+import math
+
+import pytest
+
+import entry
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
+
+
+@pytest.mark.parametrize("value", [2, 3, 10**30])
+def test_whole_numbers_pass(value):
+    check_int("x", value, 2)
+
+
+@pytest.mark.parametrize("value", [1, -1, 2.0, 2.5, "2", None, True, math.nan, [2]])
+def test_other_values_are_no_whole_number(value):
+    with pytest.raises(UsageError) as caught:
+        check_int("data.batch_size", value, 2)
+    assert str(caught.value) == f"data.batch_size={value!r}: expected a whole number of at least 2."
+
+
+@pytest.mark.parametrize("value", [0.5, 1, 0.75])
+def test_numbers_in_range_pass(value):
+    check_number("x", value, 0.5, maximum=1)
+
+
+@pytest.mark.parametrize("value", [0.49, 1.01, -1, math.nan, math.inf, -math.inf, "0.7", None, True, [0.7]])
+def test_numbers_out_of_range_are_named(value):
+    with pytest.raises(UsageError) as caught:
+        check_number("x.y", value, 0.5, maximum=1)
+    assert str(caught.value) == f"x.y={value!r}: expected a finite number of at least 0.5 and at most 1."
+
+
+def test_an_exclusive_minimum():
+    check_number("loss.alpha", 1e-9, 0, exclusive=True)
+    with pytest.raises(UsageError) as caught:
+        check_number("loss.alpha", 0, 0, exclusive=True)
+    assert str(caught.value) == "loss.alpha=0: expected a finite number above 0."
+    check_number("loss.delta", 0, 0)
+    with pytest.raises(UsageError, match=r"of at least 0\.$"):
+        check_number("loss.delta", -1, 0)
+
+
+def test_choices():
+    check_choice("x", 32, [32, "bf16"])
+    check_choice("x", "a", iter("abc"))
+    with pytest.raises(UsageError) as caught:
+        check_choice("trainer.precision", "b", iter([32, "bf16"]))
+    assert str(caught.value) == "trainer.precision=b is not known; choose one of: 32, bf16."
+
+
+def test_did_you_mean():
+    assert did_you_mean("aplha", ["alpha", "delta"]) == " Did you mean 'alpha'?"
+    assert did_you_mean("gamma_ray", ["x", "y"]) == ""
+    assert did_you_mean("x", []) == ""
+    assert did_you_mean("alpa", iter(["alpha"])) == " Did you mean 'alpha'?"
+
+
+def test_a_usage_error_is_a_value_error_and_its_text_the_line():
+    error = UsageError("the thing is wrong: repair it.")
+    assert isinstance(error, ValueError)
+    assert entry.one_line(error) == "the thing is wrong: repair it."
+
+
+def test_the_line_is_found_below_another_error():
+    error = RuntimeError("Error in call to target\nfull_key: loss")
+    error.__cause__ = UsageError("the cause: repair it.")
+    assert entry.one_line(error) == "the cause: repair it."
