@@ -234,7 +234,7 @@ def check_config(cfg: DictConfig) -> None:
     instantiate(cfg.loss, num_classes=2, embedding_dim=1)
     OptimizerSettings(**cfg.optimizer)
     images = cfg.dataset.images
-    train_transform(images.crop, scale=tuple(images.scale), flip=images.flip)
+    train_transform(images.crop, scale=images.scale, flip=images.flip)
     test_transform(images.crop, resize=images.resize)
     if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
         raise UsageError(

@@ -25,7 +25,7 @@ def write_images(tmp_path: Path) -> Callable[..., list[tuple[Path, str]]]:
             random = np.random.default_rng([ord(letter) for letter in name])
             colour = random.integers(0, 256, 3)
             for number in range(count):
-                noise = random.normal(0, 40, (size, size, 3))
+                noise = random.normal(0, 40, (size, size, 3)) + random.normal(0, 60, 3)
                 path = tmp_path / "images" / name / f"{number}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray((colour + noise).clip(0, 255).astype(np.uint8)).save(path)

@@ -63,7 +63,7 @@ def solid(mode: str, colour) -> Image.Image:
         (solid("F", 120.0), GREY),
         (solid("F", 0.5), (127, 127, 127)),  # floats up to 1 are shares of white
         (solid("F", 0.0), (0, 0, 0)),
-        (solid("I;16", 120), GREY),
+        (solid("I;16", 120 * 257), GREY),
     ],
     ids=lambda value: value.mode if isinstance(value, Image.Image) else str(value),
 )

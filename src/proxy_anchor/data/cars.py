@@ -14,11 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from proxy_anchor.data.counts import ExpectedCounts, require_counts
-from proxy_anchor.data.images import is_hidden
-from proxy_anchor.data.table import Splits, make_tables, require_files
+from proxy_anchor.data.lists import find_below, present_rows, require_folder
+from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=98, train=8054, test_classes=98, query=8131)
+KNOWN_TOTALS = {
+    8144: "it looks like cars_train alone, the training part of the image split",
+    8041: "it looks like cars_test alone, the test part of the image split",
+}
 _LAST_TRAIN_CLASS = 98
 _PARTS = {
     "cars_train": ("cars_train_annos.mat",),
@@ -32,27 +36,14 @@ def load_cars(root: Path | str, *, allow_partial: bool = False) -> Splits:
     allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
     Raises UsageError when nothing is there, annotations carry no classes, files are missing, or counts differ.
     """
-    root = Path(root)
-    if not root.is_dir():
-        raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds Cars-196.")
-    rows, notes = _joint(root) or _two_folders(root)
-    require_files([path for path, _ in rows], "Cars-196")
+    root = require_folder(root, "Cars-196")
+    rows, note = _joint(root) or _two_folders(root)
+    rows, missing = present_rows(rows, "Cars-196", allow_partial=allow_partial)
     train = [(path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS]
+    hint = "; ".join(filter(None, [missing, note, KNOWN_TOTALS.get(len(rows))]))
     [train_table], [test_table] = make_tables(train), make_tables(test)
-    return require_counts(Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, hint=notes)
-
-
-def _find(root: Path, name: str) -> Path | None:
-    """A file or folder of that name in `root` or one or two folders below; doubled folders are followed inwards."""
-    for pattern in (name, f"*/{name}", f"*/*/{name}"):
-        found = sorted(path for path in root.glob(pattern) if not is_hidden(path.relative_to(root)))
-        if found:
-            inner = found[-1]
-            while (inner / name).is_dir():
-                inner = inner / name
-            return inner
-    return None
+    return require_counts(Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, hint=hint)
 
 
 def _read_annotations(file: Path) -> list[tuple[str, int]]:
@@ -76,7 +67,7 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
 
 
 def _joint(root: Path) -> tuple[list[tuple[Path, int]], str] | None:
-    folder, file = _find(root, "car_ims"), _find(root, "cars_annos.mat")
+    folder, file = find_below(root, "car_ims"), find_below(root, "cars_annos.mat")
     if folder is None or file is None:
         return None
     return [(folder / Path(name).name, label) for name, label in _read_annotations(file)], ""
@@ -86,8 +77,8 @@ def _two_folders(root: Path) -> tuple[list[tuple[Path, int]], str]:
     rows: list[tuple[Path, int]] = []
     notes = []
     for part, candidates in _PARTS.items():
-        folder = _find(root, part)
-        files = [file for file in (_find(root, name) for name in candidates) if file is not None]
+        folder = find_below(root, part)
+        files = [file for file in (find_below(root, name) for name in candidates) if file is not None]
         if folder is None or not files:
             missing = part + "/" if folder is None else candidates[0]
             notes.append(f"{missing} was not found")

@@ -38,7 +38,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
         if not np.isfinite(pixels).all():
             raise ValueError("pixels that are not finite")
         brightest = float(pixels.max())
-        white = 1.0 if image.mode == "F" and brightest <= 1 else max(brightest, 255.0)
+        if image.mode.startswith("I;16"):
+            white = 65535.0
+        else:
+            white = 1.0 if image.mode == "F" and brightest <= 1 else max(brightest, 255.0)
         return Image.fromarray((pixels * (255.0 / white)).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
@@ -75,8 +78,8 @@ def train_transform(
     """
     check_int("dataset.images.crop", crop, 1)
     check_number("dataset.images.flip", flip, 0, maximum=1)
-    if len(scale) != 2:
-        raise UsageError(f"dataset.images.scale={list(scale)}: expected two numbers, smallest and largest share.")
+    if not isinstance(scale, Sequence) or len(scale) != 2:
+        raise UsageError(f"dataset.images.scale={scale}: expected two numbers, smallest and largest share.")
     low, high = scale
     check_number("dataset.images.scale[1]", high, 0, maximum=1, exclusive=True)
     check_number("dataset.images.scale[0]", low, 0, maximum=high, exclusive=True)

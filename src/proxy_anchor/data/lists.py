@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from proxy_anchor.data.images import is_hidden
 from proxy_anchor.data.table import missing_or_empty, require_files
 from proxy_anchor.errors import UsageError
 
@@ -27,17 +28,13 @@ def find_below(root: Path, *names: str) -> Path | None:
     """
     for pattern in ("", "*/", "*/*/"):
         for name in names:
-            found = [path for path in sorted(root.glob(pattern + name)) if not _is_hidden(path, root)]
+            found = [path for path in sorted(root.glob(pattern + name)) if not is_hidden(path.relative_to(root))]
             if found:
                 inner = found[0]
                 while (inner / inner.name).is_dir():
                     inner = inner / inner.name
                 return inner
     return None
-
-
-def _is_hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") or part == "__MACOSX" for part in path.relative_to(root).parts)
 
 
 def require_below(root: Path, benchmark: str, *names: str) -> Path:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
+from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.data.table import Splits, make_tables
+from proxy_anchor.training.module import MetricLearner
+from proxy_anchor.training.optim import OptimizerSettings
+
+
+@pytest.fixture
+def splits(write_images: Callable) -> Splits:
+    """Three classes of 4 images to train on, and three others of 3, 3 and 2 to search."""
+    rows = write_images({"a": 4, "b": 4, "c": 4, "x": 3, "y": 3, "z": 2})
+    return Splits("tiny", make_tables(rows[:12])[0], make_tables(rows[12:])[0])
+
+
+@pytest.fixture
+def make_data(splits: Splits) -> Callable[..., ImageDataModule]:
+    def make(**arguments) -> ImageDataModule:
+        return ImageDataModule(
+            **{"splits": splits, "batch_size": 6, "eval_batch_size": 3, "num_workers": 0, "crop": 32, "resize": 32}
+            | arguments
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_learner() -> Callable[..., MetricLearner]:
+    def make(loss: torch.nn.Module | None = None, batch_norm: str = "frozen_statistics", **optimizer) -> MetricLearner:
+        torch.manual_seed(0)
+        net = EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32, batch_norm=batch_norm)
+        settings = OptimizerSettings(**{"lr": 1e-3, "warmup_epochs": 0} | optimizer)
+        return MetricLearner(net, loss or ProxyAnchorLoss(3, 8), settings, metadata={"config": {"seed": 1}})
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Callable[..., pl.Trainer]:
+    def make(**arguments) -> pl.Trainer:
+        return pl.Trainer(
+            **{
+                "max_epochs": 1,
+                "accelerator": "cpu",
+                "devices": 1,
+                "logger": False,
+                "enable_checkpointing": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "num_sanity_val_steps": 0,
+                "default_root_dir": tmp_path,
+                "gradient_clip_val": 10,
+                "gradient_clip_algorithm": "value",
+            }
+            | arguments
+        )
+
+    return make

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture
+def trained(make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path):
+    """(learner after two epochs, its checkpoint file)."""
+    learner, trainer = make_learner(), make_trainer(max_epochs=2, limit_val_batches=0)
+    trainer.fit(learner, make_data())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    return learner, tmp_path / "last.ckpt"
+
+
+def test_content_is_plain_and_complete(trained) -> None:
+    learner, file = trained
+    content = torch.load(file, weights_only=True)
+    assert content["proxy_anchor"] == {"format": 1, "model": learner.net.config, "config": {"seed": 1}}
+    assert torch.equal(content["state_dict"]["loss.proxies"], learner.loss.proxies)
+    assert set(content["state_dict"]) == set(learner.state_dict())
+    states = content["optimizer_states"][0]["state"]
+    assert len(states) == len([p for p in learner.parameters() if p.requires_grad])
+
+
+def test_the_network_comes_back_exactly(trained, make_data: Callable) -> None:
+    learner, file = trained
+    saved = load_checkpoint(file)
+    assert saved.metadata["config"] == {"seed": 1}
+    net = load_embedding_net(saved)
+    assert not net.training
+    images, _, _ = next(iter(make_data().val_dataloader()[0]))
+    with torch.no_grad():
+        assert torch.equal(net(images), learner.eval()(images))
+
+
+@pytest.mark.parametrize("problem", ["missing", "truncated", "text", "list", "foreign", "newer"])
+def test_a_bad_file_is_one_line_that_names_it(trained, problem: str) -> None:
+    _, file = trained
+    content = torch.load(file, weights_only=True)
+    if problem == "missing":
+        file.unlink()
+    elif problem == "truncated":
+        file.write_bytes(file.read_bytes()[:10_000])
+    elif problem == "text":
+        file.write_text("no checkpoint\n")
+    elif problem == "list":
+        torch.save([1], file)
+    elif problem == "foreign":
+        torch.save({"state_dict": {}}, file)
+    else:
+        content["proxy_anchor"]["format"] = 2
+        torch.save(content, file)
+    with pytest.raises(UsageError, match=r"checkpoint=.*last\.ckpt") as caught:
+        load_checkpoint(file)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["lacks", "differs", "has more"])
+def test_every_tensor_must_fit(trained, change: str) -> None:
+    saved = load_checkpoint(trained[1])
+    if change == "lacks":
+        del saved.state["net.head.bias"]
+    else:
+        saved.state["net.head.bias" if change == "differs" else "net.other"] = torch.zeros(3)
+    with pytest.raises(UsageError, match=r"last\.ckpt does not fit test_resnet") as caught:
+        load_embedding_net(saved)
+    assert "\n" not in str(caught.value)

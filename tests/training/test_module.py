@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from proxy_anchor import ProxyAnchorLoss
+from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def snapshot(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+class Watch(pl.Callback):
+    """Keeps every epoch's tensors, rates and number of optimizer states."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Tensor]] = []
+        self.rates: list[list[float]] = []
+        self.moments: list[set[str]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.states.append(snapshot(pl_module))
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.rates.append([group["lr"] for group in trainer.optimizers[0].param_groups])
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.states.append(snapshot(pl_module))
+        names = {parameter: name for name, parameter in pl_module.named_parameters()}
+        self.moments.append({names[parameter] for parameter in trainer.optimizers[0].state})
+
+
+class Bad(ProxyAnchorLoss):
+    """Not finite from its n-th call on, or at its n-th call only."""
+
+    def __init__(self, at: int, once: bool = False) -> None:
+        super().__init__(3, 8)
+        self.at, self.once, self.calls = at, once, 0
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        bad = self.calls == self.at if self.once else self.calls >= self.at
+        return super().forward(embeddings, labels) * (float("nan") if bad else 1.0)
+
+
+class Unshuffled(ImageDataModule):
+    """The same batches in every epoch of every run."""
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader(self.train_images, self.batch_size)
+
+
+def test_warmup_moves_head_and_proxies_only_and_then_everything(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    watch, learner = Watch(), make_learner(warmup_epochs=2)
+    make_trainer(max_epochs=3, callbacks=[watch], limit_val_batches=0).fit(learner, make_data())
+    start, first, second, third = watch.states
+    trainable = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+    others = {"net.head.weight", "net.head.bias", "loss.proxies"}
+    assert moved(start, first) == moved(first, second) == others
+    assert moved(second, third) == trainable
+    assert watch.moments == [others, others, trainable]  # AdamW has not seen the backbone in warm-up
+    assert all(parameter.requires_grad for parameter in learner.parameters())
+
+
+def test_one_step_moves_every_trainable_tensor(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    learner = make_learner(batch_norm="frozen")
+    before = snapshot(learner)
+    make_trainer(max_steps=1, limit_val_batches=0).fit(learner, make_data())
+    trainable = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+    assert moved(before, snapshot(learner)) == trainable
+    assert trainable < set(before)
+
+
+def test_rates_are_printed_and_the_schedule_counts_the_warmup(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    watch = Watch()
+    learner = make_learner(lr=0.001, proxy_lr_mult=10, lr_step_epochs=2, lr_gamma=0.5, warmup_epochs=1)
+    make_trainer(max_epochs=3, callbacks=[watch], limit_val_batches=0).fit(learner, make_data())
+    assert watch.rates == [[0.001, 0.001, 0.01], [0.001, 0.001, 0.01], [0.0005, 0.0005, 0.005]]
+    printed = capsys.readouterr().out
+    assert "learning rates: backbone 0.001 (" in printed
+    assert "proxies 0.01 (24 parameters)" in printed
+
+
+@pytest.mark.parametrize(
+    ("at", "once", "accumulate"), [(1, False, 1), (2, False, 1), (1, True, 2)], ids=["first", "second", "accumulated"]
+)
+def test_the_first_loss_that_is_not_finite_stops_before_any_tensor_is_damaged(
+    at: int, once: bool, accumulate: int, make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    learner = make_learner(Bad(at, once))
+    before = snapshot(learner)
+    trainer = make_trainer(max_epochs=3, limit_val_batches=0, accumulate_grad_batches=accumulate)
+    with pytest.raises(UsageError, match=rf"not finite at step {at - 1} \(epoch 1\): lower optimizer\.lr"):
+        trainer.fit(learner, make_data())
+    after = snapshot(learner)
+    assert all(value.isfinite().all() for value in after.values())
+    assert bool(moved(before, after)) == (at > 1)
+
+
+def test_gradients_are_clipped_by_value_on_network_and_proxies(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    class Steep(ProxyAnchorLoss):
+        def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+            return super().forward(embeddings, labels) * 1e6
+
+    class LargestGradients(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            trainer.optimizers[0].register_step_post_hook(lambda optimizer, *_: self.note(optimizer))
+
+        def note(self, optimizer: torch.optim.Optimizer) -> None:
+            self.largest = {
+                group["name"]: max(float(p.grad.abs().max()) for p in group["params"])
+                for group in optimizer.param_groups
+            }
+
+    watch = LargestGradients()
+    make_trainer(max_steps=1, callbacks=[watch], limit_val_batches=0).fit(make_learner(Steep(3, 8)), make_data())
+    assert watch.largest == {"backbone": 10, "head": 10, "proxies": 10}
+    make_trainer(max_steps=1, callbacks=[watch], limit_val_batches=0, gradient_clip_val=None).fit(
+        make_learner(Steep(3, 8)), make_data()
+    )
+    assert min(watch.largest.values()) > 10  # there was something to clip
+
+
+def test_bf16_mixed_trains_float32_tensors(make_data: Callable, make_learner: Callable, make_trainer: Callable) -> None:
+    learner = make_learner()
+    seen: list[torch.dtype] = []
+    learner.net.backbone.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    before = snapshot(learner)
+    make_trainer(precision="bf16-mixed", limit_val_batches=0).fit(learner, make_data())
+    assert set(seen) == {torch.bfloat16}
+    assert {parameter.dtype for parameter in learner.parameters()} == {torch.float32}
+    assert "loss.proxies" in moved(before, snapshot(learner))
+    assert all(value.isfinite().all() for value in snapshot(learner).values())
+
+
+def test_two_and_two_epochs_are_four(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, splits, tmp_path: Path
+) -> None:
+    # Crops, flips and order are drawn from torch's global generator, which a checkpoint does not hold: fixed here.
+    def data() -> ImageDataModule:
+        return Unshuffled(splits, batch_size=6, num_workers=0, crop=32, resize=32, scale=(1.0, 1.0), flip=0.0)
+
+    def crop_whole(data: ImageDataModule) -> ImageDataModule:
+        data.train_images.transform = data.query_images.transform
+        return data
+
+    settings = {"warmup_epochs": 1, "lr_step_epochs": 3}
+    straight = make_learner(**settings)
+    make_trainer(max_epochs=4, limit_val_batches=0).fit(straight, crop_whole(data()))
+
+    file = tmp_path / "half.ckpt"
+    half = make_learner(**settings)
+    trainer = make_trainer(max_epochs=2, limit_val_batches=0)
+    trainer.fit(half, crop_whole(data()))
+    trainer.save_checkpoint(file)
+    assert moved(snapshot(half), snapshot(straight))
+    resumed = make_learner(**settings)
+    make_trainer(max_epochs=4, limit_val_batches=0).fit(resumed, crop_whole(data()), ckpt_path=file)
+    assert moved(snapshot(straight), snapshot(resumed)) == set()
