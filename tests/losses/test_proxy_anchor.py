@@ -353,7 +353,7 @@ def test_labels_of_any_integer_type(dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize("check", [True, False])
 def test_shapes_that_do_not_fit_are_refused(x: tuple, labels: tuple, check: bool) -> None:
-    with pytest.raises(UsageError, match="expected embeddings|batch is empty"):
+    with pytest.raises(UsageError, match=r"expected embeddings|batch is empty"):
         ProxyAnchorLoss(3, 4, check_labels=check)(torch.randn(x), torch.zeros(labels, dtype=torch.long))
 
 

@@ -198,7 +198,7 @@ def test_a_failing_download_is_the_same_error(monkeypatch: pytest.MonkeyPatch, e
 
     monkeypatch.setattr(module, "_reachable", lambda address: True)
     monkeypatch.setattr(timm, "create_model", fail)
-    with pytest.raises(UsageError, match="weights of test_resnet .* cannot be reached") as caught:
+    with pytest.raises(UsageError, match=r"weights of test_resnet .* cannot be reached") as caught:
         create_pretrained("test_resnet", None, num_classes=0)
     assert caught.value.__cause__ is error
 

@@ -79,7 +79,8 @@ def train_transform(
     check_int("dataset.images.crop", crop, 1)
     check_number("dataset.images.flip", flip, 0, maximum=1)
     if not isinstance(scale, Sequence) or len(scale) != 2:
-        raise UsageError(f"dataset.images.scale={scale}: expected two numbers, smallest and largest share.")
+        given = list(scale) if isinstance(scale, Sequence) else scale
+        raise UsageError(f"dataset.images.scale={given}: expected two numbers, smallest and largest share.")
     low, high = scale
     check_number("dataset.images.scale[1]", high, 0, maximum=1, exclusive=True)
     check_number("dataset.images.scale[0]", low, 0, maximum=high, exclusive=True)

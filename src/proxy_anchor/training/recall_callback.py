@@ -55,7 +55,8 @@ class RecallCallback(pl.Callback):
         best_embeddings: (N, D) embeddings on the CPU at the best epoch, in dataset order: [query] or [query, gallery].
     """
 
-    def __init__(self, k: Sequence[int] = (1, 2, 4, 8), *, engine: str = "auto", set_name: str = "test") -> None:
+    def __init__(self, k: int | Sequence[int] = (1, 2, 4, 8), *, engine: str = "auto", set_name: str = "test") -> None:
+        k = [k] if isinstance(k, (int, float, str)) else list(k)
         if not k:
             raise UsageError("recall_k is empty: name at least one K, for example recall_k=[1,2,4,8].")
         for value in k:
