@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -30,6 +30,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from proxy_anchor.errors import UsageError, did_you_mean
 from proxy_anchor.reports.tables import format_table, read_result
+
+if TYPE_CHECKING:
+    from proxy_anchor.data.table import Splits
 
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException)
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
@@ -63,6 +66,8 @@ class TimmSource(ConfigSource):
         if not config_path.startswith("backbone/"):
             return False
         import timm
+
+        from proxy_anchor.models import bninception, googlenet  # noqa: F401  (importing them registers them with timm)
 
         return timm.is_model(self._model_name(config_path))
 
@@ -206,6 +211,24 @@ def make_paths_absolute(cfg: DictConfig) -> None:
     for key in ("root", "csv"):
         if cfg.dataset.get(key) is not None:
             cfg.dataset[key] = absolute(cfg.dataset[key])
+
+
+def selecting_set(cfg: DictConfig) -> str:
+    """Which set's Recall chooses the epoch."""
+    return "test" if cfg.validation.name == "test" else "validation"
+
+
+def load_splits(cfg: DictConfig) -> Splits:
+    """The data set, with classes held out of training when `validation` asks for it."""
+    from hydra.utils import instantiate
+
+    from proxy_anchor.data.holdout import hold_out_classes, take_fold
+
+    splits = instantiate(cfg.dataset.load)
+    arguments = {key: value for key, value in cfg.validation.items() if key != "name"}
+    if cfg.validation.name == "classes":
+        return hold_out_classes(splits, **arguments)
+    return take_fold(splits, **arguments) if cfg.validation.name == "folds" else splits
 
 
 def output_folder() -> Path:

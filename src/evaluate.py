@@ -38,7 +38,7 @@ def evaluate(cfg: DictConfig) -> dict[int, float]:
     data = ImageDataModule(
         instantiate(dataset.load), batch_size=1, eval_batch_size=batch_size, num_workers=cfg.data.num_workers, **images
     )
-    recall = RecallCallback(list(cfg.recall_k or dataset.recall_k), engine=cfg.search_engine.name)
+    recall = RecallCallback(cfg.recall_k or dataset.recall_k, engine=cfg.search_engine.name)
     trainer = pl.Trainer(
         accelerator=trained.trainer.accelerator,
         devices=1,

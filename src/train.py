@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -10,8 +11,8 @@ import entry
 from proxy_anchor.errors import UsageError
 
 
-def train(cfg: DictConfig) -> dict[str, Any]:
-    """One run in its folder; returns what result.json holds: best and last evaluation, all evaluations, seconds."""
+def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+    """One run in `folder`; returns what result.json holds: selected, best and last evaluation, all of them, seconds."""
     import pytorch_lightning as pl
     from hydra.utils import instantiate
     from pytorch_lightning.callbacks import ModelCheckpoint
@@ -28,14 +29,13 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     # Everything that can refuse the configuration comes before the data.
     entry.make_paths_absolute(cfg)
     entry.check_config(cfg)
-    folder = entry.output_folder()
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name)
+    recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=entry.selecting_set(cfg))
     checkpoints = [
         ModelCheckpoint(folder, "best", monitor=recall.monitor, mode="max", enable_version_counter=False),
         ModelCheckpoint(folder, "last", enable_version_counter=False),
     ]
-    loggers = [instantiate(each) for each in cfg.logger.values()]
+    loggers = [instantiate(each, save_dir=folder) for each in cfg.logger.values()]
     trainer = instantiate(cfg.trainer, logger=loggers, callbacks=[recall, *checkpoints], default_root_dir=folder)
     if trainer.world_size > 1:
         raise UsageError(
@@ -51,7 +51,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         batch_norm=cfg.batch_norm,
     )
 
-    data = ImageDataModule(instantiate(cfg.dataset.load), **cfg.data, **cfg.dataset.images)
+    data = ImageDataModule(entry.load_splits(cfg), **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
     metadata = {"config": OmegaConf.to_container(cfg, resolve=True), "classes": list(data.splits.train.classes)}
@@ -63,23 +63,36 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     print(f"before training: {format_recall(recall.history[0].recall)}", flush=True)
     trainer.fit(learner, data)
 
-    retrieval_gallery(data.splits, recall.best_embeddings).save(folder / "gallery.png")
-    result = make_result(
-        recall.history,
-        recall.best,
-        images_per_epoch=trainer.num_training_batches * cfg.data.batch_size,
-        eval_images=data.num_eval_images,
-        set_name=recall.set_name,
-        device=trainer.strategy.root_device,
-    )
+    retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
+    images_per_epoch = trainer.num_training_batches * cfg.data.batch_size
+    result = make_result(recall, data.splits, images_per_epoch=images_per_epoch, device=trainer.strategy.root_device)
     write_json(folder / RESULT_FILE, result)
     print(summary(result, folder), flush=True)
     return result
 
 
+def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+    """One run per fold, each in its own folder, and their mean."""
+    from proxy_anchor.reports.run import fold_summary
+    from proxy_anchor.reports.tables import RESULT_FILE, write_json
+
+    results = []
+    for fold in range(cfg.validation.num_folds):
+        cfg.validation.fold = fold
+        results.append(train(cfg, folder / f"fold{fold}"))
+    combined = fold_summary(results)
+    write_json(folder / RESULT_FILE, combined)
+    for name in ("best", "last"):
+        values = zip(combined[name]["recall"].items(), combined[name]["deviation"].values(), strict=True)
+        print(f"mean {name}:", "  ".join(f"@{k} {100 * mean:.1f} ± {100 * sd:.1f}" for (k, mean), sd in values))
+    return combined
+
+
 def main(cfg: DictConfig) -> float:
-    """Train, and hand the best Recall@1 (or the smallest K's) to a sweep."""
-    return next(iter(train(cfg)["best"]["recall"].values()))
+    """Train, and hand the smallest K's Recall of the selected epoch (or the mean over folds) to a sweep."""
+    all_folds = cfg.validation.name == "folds" and cfg.validation.fold is None
+    result = (cross_validate if all_folds else train)(cfg, entry.output_folder())
+    return next(iter(result["best" if all_folds else "selected"]["recall"].values()))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import entry
+from hydra import compose, initialize_config_dir
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
 
@@ -41,3 +46,10 @@ def run_ok(script: str, *arguments: str, cwd: Path) -> str:
     done = run_entry(script, *arguments, cwd=cwd)
     assert done.returncode == 0, f"{script} {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def compose_train(*overrides: str, with_hydra: bool = False) -> DictConfig:
+    """The config that `python src/train.py OVERRIDES` runs with, in this process."""
+    Plugins.instance().register(entry.TimmSource)
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        return compose("train", list(overrides), return_hydra_config=with_hydra)

@@ -121,7 +121,38 @@ def test_failed_job_of_a_sweep_is_shown_and_exits_with_an_error(tmp_path):
     assert (tmp_path / "runs" / "sweep" / "1" / "result.json").is_file()  # the other job was run all the same
 
 
+def test_validation_classes_select_the_epoch(tmp_path):
+    output = run_ok("train.py", "run=x", "validation=classes", *TINY_GLYPHS, "trainer.max_epochs=3", cwd=tmp_path)
+    assert "held-out training classes" in output
+    result = json.loads((tmp_path / "runs" / "x" / "result.json").read_text())
+    held_out = [row["validation"]["1"] for row in result["history"][1:]]
+    assert result["selected"]["epoch"] == 1 + held_out.index(max(held_out))
+    content = torch.load(tmp_path / "runs" / "x" / "best.ckpt", weights_only=True)
+    assert content["epoch"] + 1 == result["selected"]["epoch"]
+    assert len(content["proxy_anchor"]["classes"]) == 6  # of 8; two are held out
+
+
+def test_validation_folds_report_the_mean(tmp_path):
+    output = run_ok(
+        "train.py",
+        "run=x",
+        "validation=folds",
+        "validation.num_folds=2",
+        *TINY_GLYPHS,
+        "data.batch_size=8",
+        cwd=tmp_path,
+    )
+    result = json.loads((tmp_path / "runs" / "x" / "result.json").read_text())
+    folds = [json.loads((tmp_path / "runs" / "x" / f"fold{i}" / "result.json").read_text()) for i in range(2)]
+    assert [fold["searched"] for fold in folds] == ["validation", "validation"]
+    mean = sum(fold["last"]["recall"]["1"] for fold in folds) / 2
+    assert result["last"]["recall"]["1"] == pytest.approx(mean)
+    assert f"mean last: @1 {100 * mean:.1f}" in output
+
+
 BAD_INPUT = {
+    "validation=classes validation.fraction=0": "validation.fraction=0",
+    "validation=folds validation.num_folds=5": "at least 10",
     "loss.alhpa=16": "unknown key 'loss.alhpa'. Did you mean 'alpha'?",
     "datset=cars": "Did you mean 'dataset'?",
     "dataset=carz": "Did you mean 'cars'?",

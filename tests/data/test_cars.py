@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lookalikes import annotate
 from scipy.io import savemat
 
 from proxy_anchor.data import cars
@@ -13,27 +14,9 @@ from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UsageError
 
 HALF = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "cars196_half"
-BOX = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
 # Class ids on both sides of the border between 98 and 99.
 JOINT = [1, 98, 99, 196, 98, 2, 150, 150]
 TRAIN, TEST = [98, 99, 1, 196], [99, 98, 2]
-
-
-def annotate(
-    file: Path, name_field: str, names: list[str], classes: list[int] | None, extra: tuple[str, ...] = ()
-) -> None:
-    """A MATLAB struct array as in the original: every value a 1 x 1 matrix or a text."""
-    fields = [*([name_field] if name_field == "relative_im_path" else []), *BOX]
-    fields += [*(["class"] if classes else []), *([name_field] if name_field == "fname" else []), *extra]
-    table = np.zeros((1, len(names)), dtype=[(field, object) for field in fields])
-    for row, name in enumerate(names):
-        for field in fields:
-            table[field][0, row] = np.array([[1]], dtype=np.uint8)
-        table[name_field][0, row] = name
-        if classes:
-            table["class"][0, row] = np.array([[classes[row]]], dtype=np.uint8)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    savemat(file, {"annotations": table, "class_names": np.array([["a"], ["b"]], dtype=object)})
 
 
 def touch(folder: Path, names: list[str]) -> None:

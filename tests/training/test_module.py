@@ -163,7 +163,7 @@ def test_two_and_two_epochs_are_four(
         return Unshuffled(splits, batch_size=6, num_workers=0, crop=32, resize=32, scale=(1.0, 1.0), flip=0.0)
 
     def crop_whole(data: ImageDataModule) -> ImageDataModule:
-        data.train_images.transform = data.query_images.transform
+        data.train_images.transform = data.eval_images[0].transform
         return data
 
     settings = {"warmup_epochs": 1, "lr_step_epochs": 3}

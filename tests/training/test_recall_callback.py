@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,13 @@ def test_before_training_and_after_each_epoch(
     recall, learner, data = RecallCallback((4, 1, 2, 1), engine="torch"), make_learner(), make_data()
     trainer = make_trainer(max_epochs=2, callbacks=[recall])
     trainer.validate(learner, data, verbose=False)
-    by_hand = recall_at_k(embed(learner, data.query_images), data.query_images.labels, (1, 2, 4), engine="torch")
+    by_hand = recall_at_k(embed(learner, data.eval_images[0]), data.eval_images[0].labels, (1, 2, 4), engine="torch")
     assert recall.history[0].recall == by_hand
     assert by_hand[1] < by_hand[4]
     assert recall.history[0].train_loss is None
     assert recall.monitor == "test/recall_at_1"
     trainer.fit(learner, data)
-    by_hand = recall_at_k(embed(learner, data.query_images), data.query_images.labels, (1, 2, 4), engine="torch")
+    by_hand = recall_at_k(embed(learner, data.eval_images[0]), data.eval_images[0].labels, (1, 2, 4), engine="torch")
     assert [result.epoch for result in recall.history] == [0, 1, 2]
     assert recall.history[2].recall == by_hand
     assert float(trainer.callback_metrics["test/recall_at_2"]) == pytest.approx(by_hand[2])
@@ -47,11 +48,11 @@ def test_embeddings_of_the_best_epoch_are_in_dataset_order(
     make_data: Callable, make_learner: Callable, make_trainer: Callable
 ) -> None:
     recall, learner, data = RecallCallback((1,), engine="torch"), make_learner(), make_data()
-    loader = torch.utils.data.DataLoader(data.query_images, batch_size=3, sampler=[5, 2, 7, 0, 1, 6, 4, 3])
+    loader = torch.utils.data.DataLoader(data.eval_images[0], batch_size=3, sampler=[5, 2, 7, 0, 1, 6, 4, 3])
     data.val_dataloader = lambda: [loader]
     make_trainer(callbacks=[recall]).fit(learner, data)
-    assert len(recall.best_embeddings) == 1
-    torch.testing.assert_close(recall.best_embeddings[0], embed(learner, data.query_images))
+    assert len(recall.selected_embeddings) == 1
+    torch.testing.assert_close(recall.selected_embeddings[0], embed(learner, data.eval_images[0]))
 
 
 def test_best_is_the_earliest_highest_trained_epoch() -> None:
@@ -74,7 +75,7 @@ def test_query_and_gallery(
     data = make_data(splits=Splits("tiny", make_tables(rows[:6])[0], query, gallery))
     recall, learner = RecallCallback((1, 4), engine="torch"), make_learner()
     make_trainer(callbacks=[recall]).validate(learner, data, verbose=False)
-    embeddings = [embed(learner, images) for images in (data.query_images, data.gallery_images)]
+    embeddings = [embed(learner, images) for images in (data.eval_images[0], data.eval_images[1])]
     by_hand = recall_at_k(
         embeddings[0],
         query.labels,
@@ -85,8 +86,8 @@ def test_query_and_gallery(
     )
     assert recall.history[0].recall == by_hand
     assert by_hand[1] < by_hand[4] == 0.5  # both z queries have nothing to find, and the whole gallery is searched
-    assert "2 of 4 queries have no image of their class to find: counted as misses." in capsys.readouterr().out
-    for found, expected in zip(recall.best_embeddings, embeddings, strict=True):
+    assert "2 of 4 test queries have no image of their class to find: counted as misses." in capsys.readouterr().out
+    for found, expected in zip(recall.selected_embeddings, embeddings, strict=True):
         torch.testing.assert_close(found, expected)
 
 
@@ -161,5 +162,24 @@ def test_result_as_plain_types() -> None:
         "train_seconds": 2.0,
         "eval_seconds": 1.0,
         "train_loss": 9.5,
+        "validation": None,
     }
     assert format_recall(result.recall) == "Recall@1 25.0  @10 50.0"
+
+
+def test_held_out_classes_select_the_epoch(make_data, make_learner, make_trainer, splits, write_images) -> None:
+    [validation] = make_tables(write_images({"v": 3, "w": 3}))
+    data = make_data(splits=replace(splits, validation=validation))
+    recall, learner = RecallCallback((1, 2), engine="torch", select_on="validation"), make_learner()
+    assert recall.monitor == "validation/recall_at_1"
+    make_trainer(callbacks=[recall], max_epochs=2).fit(learner, data)
+    by_hand = [
+        recall_at_k(embed(learner, images), images.labels, (1, 2), engine="torch") for images in data.eval_images
+    ]
+    assert [recall.history[-1].recall, recall.history[-1].validation] == by_hand
+
+    def result(epoch: int, test: float, held_out: float) -> EpochResult:
+        return EpochResult(epoch, {1: test, 2: 1.0}, 0, 0, validation={1: held_out, 2: 1.0})
+
+    recall.history = [result(1, 0.1, 0.5), result(2, 0.3, 0.9), result(3, 0.8, 0.2)]
+    assert (recall.selected.epoch, recall.best.epoch) == (2, 3)

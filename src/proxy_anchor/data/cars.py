@@ -30,15 +30,16 @@ _PARTS = {
 }
 
 
-def load_cars(root: Path | str, *, allow_partial: bool = False) -> Splits:
+def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
     """Cars-196 below `root`, in either layout.
 
     allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when nothing is there, annotations carry no classes, files are missing, or counts differ.
     """
     root = require_folder(root, "Cars-196")
     rows, note = _joint(root) or _two_folders(root)
-    rows, missing = present_rows(rows, "Cars-196", allow_partial=allow_partial)
+    rows, missing = present_rows(rows, "Cars-196", allow_partial=allow_partial, verify_files=verify_files)
     train = [(path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS]
     hint = "; ".join(filter(None, [missing, note, KNOWN_TOTALS.get(len(rows))]))

@@ -41,7 +41,8 @@ def require_counts(splits: Splits, expected: ExpectedCounts, *, allow_partial: b
             f"{splits.name} is not the whole benchmark: {difference}{reason}. Complete the download, or set "
             "dataset.allow_partial=true for numbers that cannot be compared with the paper's."
         )
-    return replace(splits, notice=f"partial {splits.name}, not comparable with the paper: {difference}{reason}.")
+    notice = f"partial {splits.name}, not comparable with the paper: {difference}{reason}."
+    return replace(splits, notice=notice + (f" {splits.notice}" if splits.notice else ""))
 
 
 def _describe(counts: ExpectedCounts) -> str:

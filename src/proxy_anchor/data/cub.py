@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy_anchor.data.counts import ExpectedCounts, require_counts
-from proxy_anchor.data.lists import as_int, present_rows, read_columns, require_below, require_folder
+from proxy_anchor.data.lists import as_int, find_below, present_rows, read_columns, require_below, require_folder
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
@@ -22,23 +22,34 @@ KNOWN_TOTALS = {
 _LAST_TRAIN_CLASS = 100
 
 
-def load_cub(root: Path | str, *, allow_partial: bool = False) -> Splits:
+def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
     """CUB-200-2011 below `root`: images.txt, image_class_labels.txt and images/, as in the archive CUB_200_2011.tgz.
 
     allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
     root = require_folder(root, "CUB-200-2011")
+    if find_below(root, "images.txt") is None and find_below(root, "lists/files.txt") is not None:
+        raise UsageError(f"dataset.root={root} holds the birds of 2010 (CUB-200, 6,033 images): fetch CUB-200-2011.")
     names_file = require_below(root, "CUB-200-2011", "images.txt")
-    labels_file = require_below(root, "CUB-200-2011", "image_class_labels.txt")
-    images = require_below(root, "CUB-200-2011", "images")
-    labels = {image: as_int(label, labels_file) for image, label in read_columns(labels_file, 2)}
+    # What stands beside the list belongs to it; another copy may lie around.
+    labels_file, images = (
+        find_below(names_file.parent, name) or require_below(root, "CUB-200-2011", name)
+        for name in ("image_class_labels.txt", "images")
+    )
+    labels: dict[str, int] = {}
+    for place, (image, label) in read_columns(labels_file, 2):
+        if labels.setdefault(image, as_int(label, place)) != int(label):
+            raise UsageError(f"{place}: image {image} has a second class; the file is damaged, fetch it again.")
     rows = []
-    for image, name in read_columns(names_file, 2):
+    for place, (image, name) in read_columns(names_file, 2):
         if image not in labels:
-            raise UsageError(f"{labels_file} has no class for image {image} ({name}): it belongs to another copy.")
+            raise UsageError(
+                f"{place}: {labels_file} has no class for image {image} ({name}): take both lists from one archive."
+            )
         rows.append((images / name, labels[image]))
-    rows, note = present_rows(rows, "CUB-200-2011", allow_partial=allow_partial)
+    rows, note = present_rows(rows, "CUB-200-2011", allow_partial=allow_partial, verify_files=verify_files)
     [train] = make_tables((path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS)
     [query] = make_tables((path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS)
     hint = note or KNOWN_TOTALS.get(len(rows), "")

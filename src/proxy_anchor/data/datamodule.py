@@ -65,30 +65,31 @@ class ImageDataModule(pl.LightningDataModule):
         train = train_transform(crop, scale=scale, flip=flip)
         test = test_transform(crop, resize=resize)
         self.train_images = ImageDataset(splits.train, train)
-        self.query_images = ImageDataset(splits.query, test)
-        self.gallery_images = None if splits.gallery is None else ImageDataset(splits.gallery, test)
+        # One loader per table that is searched, with the name of its set and whether it is that set's gallery.
+        self.eval_images: list[ImageDataset] = []
+        self.eval_roles: list[tuple[str, bool]] = []
+        for name, (query, gallery) in splits.evaluated.items():
+            for table, is_gallery in ((query, False), (gallery, True)):
+                if table is not None:
+                    self.eval_images.append(ImageDataset(table, test))
+                    self.eval_roles.append((name, is_gallery))
 
     @property
     def num_eval_images(self) -> int:
-        """Query and gallery images together."""
-        return len(self.query_images) + (0 if self.gallery_images is None else len(self.gallery_images))
+        """All images that one evaluation embeds."""
+        return sum(map(len, self.eval_images))
 
     def describe(self) -> str:
         """One line on what is trained on and what is searched, and one for the loader's notice if it has any."""
-        counts = ", ".join(
-            f"{len(table):,} {name} images of {len(set(table.labels.tolist())):,} classes"
-            for name, table in self.splits.tables.items()
-        )
-        return f"data: {self.splits.name}, {counts}" + (f"\nnote: {self.splits.notice}" if self.splits.notice else "")
+        return self.splits.describe()
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled full batches."""
         return self._loader(self.train_images, self.batch_size, shuffle=True, drop_last=True)
 
     def val_dataloader(self) -> list[DataLoader]:
-        """[query] or [query, gallery], in table order."""
-        evaluated = [self.query_images] if self.gallery_images is None else [self.query_images, self.gallery_images]
-        return [self._loader(images, self.eval_batch_size) for images in evaluated]
+        """One loader per entry of `eval_roles`, in table order."""
+        return [self._loader(images, self.eval_batch_size) for images in self.eval_images]
 
     def _loader(
         self, images: Dataset, batch_size: int, *, shuffle: bool = False, drop_last: bool = False

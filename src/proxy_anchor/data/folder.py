@@ -22,7 +22,12 @@ Row = tuple[Path, str]
 
 
 def load_folder(
-    root: Path | str | None, *, csv_file: Path | str | None = None, test_fraction: float = 0.5, split_seed: int = 0
+    root: Path | str | None,
+    *,
+    csv_file: Path | str | None = None,
+    test_fraction: float = 0.5,
+    split_seed: int = 0,
+    verify_files: bool = True,
 ) -> Splits:
     """Splits of the user's own images.
 
@@ -32,11 +37,19 @@ def load_folder(
         for test images).
     test_fraction: where no split is given, the share of the *classes* that is searched, at least two of each kind;
         no class is on both sides. split_seed: which classes these are.
+    verify_files: False also lists images that are missing or empty, for src/check.py.
 
     Raises UsageError for a missing folder or list, an empty class, unknown columns or values, missing or empty images,
     or too few classes.
     """
     check_number("dataset.test_fraction", test_fraction, 0, maximum=1, exclusive=True)
+    splits = _load(root, csv_file, test_fraction, split_seed)
+    if verify_files:
+        require_files([path for table in splits.tables.values() for path in table.paths], splits.name)
+    return splits
+
+
+def _load(root: Path | str | None, csv_file: Path | str | None, test_fraction: float, split_seed: int) -> Splits:
     if csv_file is not None:
         csv_file = Path(csv_file)
         return _from_csv(csv_file, Path(root) if root is not None else csv_file.parent, test_fraction, split_seed)
@@ -182,7 +195,6 @@ def _finish(train: list[Row], query: list[Row], gallery: list[Row] | None, name:
     for what, rows in {"train": train, "test": query}.items():
         if not rows:
             raise UsageError(f"{name} has no {what} images: give both a train and a test part, or no split at all.")
-    require_files([path for path, _ in train + query + (gallery or [])], name)
     [train_table] = make_tables(train)
     query_table, *gallery_table = make_tables(query, *([gallery] if gallery else []))
     splits = Splits(name, train_table, query_table, gallery_table[0] if gallery_table else None, notice)

@@ -59,11 +59,13 @@ def load_glyphs(
     test_classes: int = 120,
     images_per_class: int = 24,
     image_size: int = 48,
+    verify_files: bool = True,
 ) -> Splits:
     """Draw the glyphs below `root` (seconds, the first time only) and return them, class-disjoint, gallery None.
 
     seed: chooses the characters of each split and every pose; images are the same to the pixel whatever was drawn
     before and in which order. images_per_class: at least 2. image_size: side in pixels, at least 24.
+    verify_files: as in the other loaders, and no matter here: what is missing or empty is drawn.
     Raises UsageError when a number is out of range, when the characters do not suffice, when a font is missing or
     when `root` cannot be written.
     """

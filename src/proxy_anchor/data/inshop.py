@@ -17,24 +17,27 @@ EXPECTED = ExpectedCounts(train_classes=3997, train=25882, test_classes=3985, qu
 _IMAGE_FOLDERS = ("Img/img", "img", "Img/img_highres", "img_highres")
 
 
-def load_inshop(root: Path | str, *, allow_partial: bool = False) -> Splits:
+def load_inshop(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
     """In-Shop below `root`: list_eval_partition.txt (in Eval/ or Anno/) and img/, Img/img/ or img_highres/.
 
     Queries search the gallery; both share one label map, and nothing is removed as a self-match.
     allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
     root = require_folder(root, "In-Shop Clothes Retrieval")
     file = require_below(root, "In-Shop", "list_eval_partition.txt")
     images = require_below(root, "In-Shop", *_IMAGE_FOLDERS)
     groups: dict[str, list[tuple[Path, str]]] = {"train": [], "query": [], "gallery": []}
-    for name, item, status in read_columns(file, 3, skip_lines=2):
+    for place, (name, item, status) in read_columns(file, 3, skip_lines=2):  # their number, and the column names
         if status not in groups:
-            raise UsageError(f"{file}: status {status!r} is not known; expected train, query or gallery.")
+            raise UsageError(f"{place}: status {status!r} is not known; expected train, query or gallery.")
         groups[status].append((images / name.removeprefix("img/"), item))  # the list counts from the folder above img/
     notes = []
     for status, rows in groups.items():
-        groups[status], note = present_rows(rows, f"In-Shop ({status})", allow_partial=allow_partial)
+        groups[status], note = present_rows(
+            rows, f"In-Shop ({status})", allow_partial=allow_partial, verify_files=verify_files
+        )
         notes += [f"{status}: {note}"] if note else []
     [train] = make_tables(groups["train"])
     query, gallery = make_tables(groups["query"], groups["gallery"])

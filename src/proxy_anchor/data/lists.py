@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from proxy_anchor.data.images import is_hidden
-from proxy_anchor.data.table import missing_or_empty, require_files
+from proxy_anchor.data.table import missing_or_empty, shorten
 from proxy_anchor.errors import UsageError
 
 _Row = TypeVar("_Row", bound=tuple)
@@ -45,45 +45,53 @@ def require_below(root: Path, benchmark: str, *names: str) -> Path:
     return found
 
 
-def read_columns(file: Path, num_columns: int, *, skip_lines: int = 0) -> list[list[str]]:
-    """The rows of a white-space separated list file; blank lines, a byte-order mark and any line ends are no matter.
+def read_columns(file: Path, num_columns: int, *, skip_lines: int = 0) -> list[tuple[str, list[str]]]:
+    """The rows of a white-space separated list file, each with its place ("FILE, line 7") for error messages.
 
+    Blank lines, a byte-order mark and any line ends are no matter. skip_lines: headings, blank lines not counted.
     Raises UsageError for a file that is missing or no text, and for a row with another number of columns, by its line.
     """
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"list file {file} cannot be read ({error}): fetch it again.") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        values = line.split()
-        if number <= skip_lines or not values:
-            continue
+    rows = [(f"{file}, line {number}", line.split()) for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = rows[skip_lines:]
+    for place, values in rows:
         if len(values) != num_columns:
             raise UsageError(
-                f"{file}, line {number}: expected {num_columns} columns, found {len(values)}: {line[:80]!r}."
+                f"{place}: expected {num_columns} columns, found {len(values)}: {' '.join(values)[:80]!r}. "
+                "Fetch the list again."
             )
-        rows.append(values)
     return rows
 
 
-def as_int(text: str, file: Path) -> int:
-    """A class or image id of a list file."""
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"{file}: {text!r} is no number: the file is damaged or another list.") from None
+def as_int(text: str, place: str) -> int:
+    """A class id of a list file, counted from 1."""
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise UsageError(f"{place}: {text!r} is no class id: the file is damaged or another list. Fetch it again.")
+    return int(text)
 
 
-def present_rows(rows: Iterable[_Row], benchmark: str, *, allow_partial: bool) -> tuple[list[_Row], str]:
+def present_rows(
+    rows: Iterable[_Row], benchmark: str, *, allow_partial: bool, verify_files: bool = True
+) -> tuple[list[_Row], str]:
     """(rows whose first entry, a path, is a file with bytes, a note on those left out).
 
+    verify_files: False returns all rows without looking at the files.
     Raises UsageError that counts and names missing files, unless allow_partial.
     """
     rows = list(rows)
-    if not allow_partial:
-        require_files([row[0] for row in rows], benchmark)
+    if not verify_files:
         return rows, ""
-    bad = {text.rpartition(" (")[0] for text in missing_or_empty([row[0] for row in rows])}
-    kept = [row for row in rows if str(row[0]) not in bad]
-    return kept, f"{len(bad)} listed images are missing or empty" if bad else ""
+    bad = missing_or_empty([row[0] for row in rows])
+    if bad and not allow_partial:
+        raise UsageError(
+            f"{benchmark} is not whole: expected {len(rows):,} images, found {len(rows) - len(bad):,}; "
+            f"it looks like a partial download ({shorten(bad)}). Complete it (src/check.py lists all such files), or set "
+            "dataset.allow_partial=true for numbers that cannot be compared with the paper's."
+        )
+    left_out = {text.rpartition(" (")[0] for text in bad}
+    kept = [row for row in rows if str(row[0]) not in left_out]
+    note = f"{len(left_out)} listed images are missing or empty: it looks like a partial download" if bad else ""
+    return kept, note

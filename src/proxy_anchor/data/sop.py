@@ -11,10 +11,11 @@ from proxy_anchor.data.table import Splits, make_tables
 EXPECTED = ExpectedCounts(train_classes=11318, train=59551, test_classes=11316, query=60502)
 
 
-def load_sop(root: Path | str, *, allow_partial: bool = False) -> Splits:
+def load_sop(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
     """SOP below `root`: both lists and the twelve `*_final` folders, as in Stanford_Online_Products.zip.
 
     allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
     root = require_folder(root, "Stanford Online Products")
@@ -22,8 +23,8 @@ def load_sop(root: Path | str, *, allow_partial: bool = False) -> Splits:
     for name in ("Ebay_train.txt", "Ebay_test.txt"):
         file = require_below(root, "Stanford Online Products", name)
         # image_id class_id super_class_id path
-        rows = [(file.parent / path, label) for _, label, _, path in read_columns(file, 4, skip_lines=1)]
-        rows, note = present_rows(rows, f"SOP ({name})", allow_partial=allow_partial)
+        rows = [(file.parent / path, label) for _, (_, label, _, path) in read_columns(file, 4, skip_lines=1)]
+        rows, note = present_rows(rows, f"SOP ({name})", allow_partial=allow_partial, verify_files=verify_files)
         tables += make_tables(rows)
         notes += [f"{name}: {note}"] if note else []
     train, query = tables

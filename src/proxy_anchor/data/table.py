@@ -70,6 +70,8 @@ class Splits:
 
     gallery None means that every query image searches all the other query images. Query and gallery share one
     label map; the training map is its own, because in this field the two hold different classes.
+    validation: held-out training classes that select the epoch; they search themselves.
+    searched: what query and gallery are, "test" or, in cross-validation, "validation".
     notice: one line for the user about how the split came about, or "".
     """
 
@@ -78,6 +80,8 @@ class Splits:
     query: ImageTable
     gallery: ImageTable | None = None
     notice: str = ""
+    validation: ImageTable | None = None
+    searched: str = "test"
 
     def __post_init__(self) -> None:
         if self.gallery is not None and self.gallery.classes != self.query.classes:
@@ -85,9 +89,23 @@ class Splits:
 
     @property
     def tables(self) -> dict[str, ImageTable]:
-        """The tables by name: train, query and, where there is one, gallery."""
-        named = {"train": self.train, "query": self.query}
-        return named if self.gallery is None else {**named, "gallery": self.gallery}
+        """The tables by name: train, query and, where there are any, gallery and validation."""
+        named = {"train": self.train, "query": self.query, "gallery": self.gallery, "validation": self.validation}
+        return {name: table for name, table in named.items() if table is not None}
+
+    @property
+    def evaluated(self) -> dict[str, tuple[ImageTable, ImageTable | None]]:
+        """What is searched after each epoch, by the name under which it is logged: (query, gallery or None)."""
+        sets = {self.searched: (self.query, self.gallery)}
+        return sets if self.validation is None else {**sets, "validation": (self.validation, None)}
+
+    def describe(self) -> str:
+        """One line that counts images and classes, and one for the notice if there is any."""
+        counts = ", ".join(
+            f"{len(table):,} {name} images of {len(set(table.labels.tolist())):,} classes"
+            for name, table in self.tables.items()
+        )
+        return f"data: {self.name}, {counts}" + (f"\nnote: {self.notice}" if self.notice else "")
 
     @property
     def shared_classes(self) -> list[str]:
@@ -112,9 +130,15 @@ def missing_or_empty(paths: Sequence[Path]) -> list[str]:
     return bad
 
 
+def shorten(texts: Sequence[str]) -> str:
+    """The first five, and how many more there are."""
+    return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
+
+
 def require_files(paths: Sequence[Path], what: str) -> None:
     """Raise one UsageError that counts and names files that are missing or empty."""
     bad = missing_or_empty(paths)
     if bad:
-        shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        raise UsageError(f"{len(bad)} of {len(paths)} {what} images cannot be used: {shown}. Restore or remove them.")
+        raise UsageError(
+            f"{len(bad)} of {len(paths)} {what} images cannot be used: {shorten(bad)}. Restore or remove them."
+        )

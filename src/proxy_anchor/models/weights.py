@@ -5,6 +5,9 @@ In this order: the file that the user names; a package that carries the weights;
 
 from __future__ import annotations
 
+import hashlib
+import re
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +19,7 @@ from timm.models import load_state_dict
 from torch import Tensor, nn
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.models import bninception, googlenet  # noqa: F401  (importing them registers them with timm)
 
 _PROBE_SECONDS = 5.0  # the hub's own client retries for 45 s before it says that there is no network
 
@@ -40,8 +44,13 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
     """
     if not file.is_file():
         raise UsageError(f"backbone.weights={file}: no such file. Pass the file that holds the weights of {name}.")
+    _check_hash(file, str(model.pretrained_cfg.get("url") or ""))  # type: ignore[union-attr,operator]
+    # timm's convention: a network's module says how to read the file that was published for it.
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     try:
         state = load_state_dict(str(file), use_ema=False, weights_only=True)
+        if convert is not None:
+            state = convert(state, model)
     except Exception as error:  # zip, pickle and safetensors errors have no common base
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"backbone.weights={file} cannot be read as a state dict ({reason}).") from error
@@ -59,6 +68,26 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
             "Pass the weights of this very network."
         )
     model.load_state_dict(state)
+
+
+def _check_hash(file: Path, url: str) -> None:
+    """Raise UsageError when a file under the name that is published at `url` is not the one its name's hash promises."""
+    expected = _hash_in(url)
+    if expected is None or file.name != Path(url).name:
+        return
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if not digest.startswith(expected):
+        raise UsageError(
+            f"backbone.weights={file} is cut short or altered: its SHA-256 starts with {digest[: len(expected)]} instead "
+            f"of {expected}. Delete it and fetch {url} again; weights of your own need a file name of their own."
+        )
+
+
+def _hash_in(url: str) -> str | None:
+    """The start of the file's SHA-256 that PyTorch's weights carry in their name: resnet50-0676ba61.pth."""
+    match = re.search(r"-([0-9a-f]{8,})\.\w+$", url)
+    return match[1] if match else None
 
 
 def _packaged_file(name: str) -> Path | None:
@@ -92,7 +121,8 @@ def _create_from_hub(name: str, **timm_kwargs: Any) -> nn.Module:
         source, cached = _hub_source(config.hf_hub_id)
     else:
         source = str(config.url)
-        cached = (Path(torch.hub.get_dir()) / "checkpoints" / Path(source).name).is_file()
+        file = Path(torch.hub.get_dir()) / "checkpoints" / Path(source).name
+        cached = file.is_file()
     failure = UsageError(
         f"the pretrained weights of {name} are not on this machine and {source} cannot be reached. Fetch that file "
         "elsewhere and pass backbone.weights=FILE, or train from scratch with backbone.pretrained=false."
@@ -100,9 +130,18 @@ def _create_from_hub(name: str, **timm_kwargs: Any) -> nn.Module:
     if not cached and not _reachable(source):
         raise failure
     try:
-        return timm.create_model(name, pretrained=True, **timm_kwargs)
+        if config.hf_hub_id:
+            return timm.create_model(name, pretrained=True, **timm_kwargs)
+        if not cached:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(source, str(file), _hash_in(source), progress=sys.stderr.isatty())
     except (OSError, RuntimeError) as error:  # the hub's errors are OSErrors or RuntimeErrors, by client version
+        if "invalid hash" in str(error):
+            raise UsageError(f"the download of {source} was cut short or altered: {error}. Try again.") from error
         raise failure from error
+    model = timm.create_model(name, pretrained=False, **timm_kwargs)
+    load_backbone_file(model, name, file)
+    return model
 
 
 def _hub_source(hub_id: str) -> tuple[str, bool]:

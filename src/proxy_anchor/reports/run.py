@@ -6,12 +6,18 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 import torch
 
-from proxy_anchor.training.recall_callback import EpochResult, format_recall
+from proxy_anchor.data.table import Splits
+from proxy_anchor.training.recall_callback import RecallCallback, format_recall
+
+_SELECTED_ON = {
+    "test": "the test classes, as in the paper",
+    "validation": "held-out training classes",
+}
 
 
 def versions() -> dict[str, str]:
@@ -33,51 +39,61 @@ def device_name(device: torch.device) -> str:
 
 
 def make_result(
-    history: Sequence[EpochResult],
-    best: EpochResult,
-    *,
-    images_per_epoch: int,
-    eval_images: int,
-    set_name: str,
-    device: torch.device,
+    recall: RecallCallback, splits: Splits, *, images_per_epoch: int, device: torch.device
 ) -> dict[str, Any]:
-    """Plain types: untrained, best and last evaluation, what selected the best, seconds, rates, versions.
+    """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
     images_per_epoch: training images that one epoch sees. Rates are medians over epochs, in images per second.
     """
+    history = recall.history
     trained = [each for each in history if each.epoch > 0]
-    result: dict[str, Any] = {
+    epoch_seconds = [each.train_seconds + each.eval_seconds for each in trained]
+    eval_images = sum(len(table) for pair in splits.evaluated.values() for table in pair if table is not None)
+    return {
         "untrained": history[0].as_dict() if history[0].epoch == 0 else None,
-        "best": best.as_dict(),
+        "selected": recall.selected.as_dict(),
+        "selected_by": f"Recall@{recall.k[0]} on {_SELECTED_ON[recall.select_on]}",
+        "searched": splits.searched,
+        "best": recall.best.as_dict(),
         "last": history[-1].as_dict(),
-        "best_selected_by": f"Recall@{next(iter(best.recall))} on the {set_name} classes",
         "history": [each.as_dict() for each in history],
+        "seconds_per_epoch": median(epoch_seconds),
+        "train_images_per_second": images_per_epoch / median(each.train_seconds for each in trained),
+        "eval_images_per_second": eval_images / median(each.eval_seconds for each in trained),
         "device": device_name(device),
         "versions": versions(),
     }
-    if trained:
-        result["seconds_per_epoch"] = median(each.train_seconds + each.eval_seconds for each in trained)
-        result["train_images_per_second"] = images_per_epoch / median(each.train_seconds for each in trained)
-        result["eval_images_per_second"] = eval_images / median(each.eval_seconds for each in trained)
-    return result
 
 
 def summary(result: dict[str, Any], folder: Path) -> str:
     """The closing lines of a run."""
-    lines = []
-    for name in ("untrained", "best", "last"):
+    names = ["untrained", "best", "last"]
+    if result["selected"]["validation"] is not None:
+        names.insert(1, "selected")
+    lines = ["summary"]
+    for name in names:
         row = result[name]
         if row is not None:
             recall = format_recall({int(k): value for k, value in row["recall"].items()})
             at = f"epoch {row['epoch']}" if row["epoch"] else "start"
             lines.append(f"  {name:<9}  {recall}  ({at})")
+    lines.append(f"  {result['searched']} classes; epoch selected by {result['selected_by']}")
     lines.append(
-        f"  best epoch selected by {result['best_selected_by']}, as in the paper; compare losses by the last too"
+        f"  {result['seconds_per_epoch']:.1f} s per epoch: {result['train_images_per_second']:.0f} images/s training, "
+        f"{result['eval_images_per_second']:.0f} images/s evaluating, on {result['device']}"
     )
-    if "seconds_per_epoch" in result:
-        lines.append(
-            f"  {result['seconds_per_epoch']:.1f} s per epoch: {result['train_images_per_second']:.0f} images/s training, "
-            f"{result['eval_images_per_second']:.0f} images/s evaluating, on {result['device']}"
-        )
     lines.append(f"  run folder: {folder}")
-    return "\n".join(["summary", *lines])
+    return "\n".join(lines)
+
+
+def fold_summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Cross-validation: {"best" | "last": {"recall": mean over folds, "deviation": of it}} and each fold's result."""
+    combined: dict[str, Any] = {"folds": list(results), "selected_by": "the mean over class-disjoint folds"}
+    for name in ("best", "last"):
+        values = {k: [fold[name]["recall"][k] for fold in results] for k in results[0][name]["recall"]}
+        combined[name] = {
+            "recall": {k: mean(each) for k, each in values.items()},
+            "deviation": {k: stdev(each) for k, each in values.items()},
+            "epoch": [fold[name]["epoch"] for fold in results],
+        }
+    return combined

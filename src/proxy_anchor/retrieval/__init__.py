@@ -9,18 +9,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from proxy_anchor.retrieval.clustering import nmi as nmi
     from proxy_anchor.retrieval.metrics import RecallAtK as RecallAtK
+    from proxy_anchor.retrieval.metrics import map_at_r as map_at_r
     from proxy_anchor.retrieval.metrics import num_queries_without_positive as num_queries_without_positive
+    from proxy_anchor.retrieval.metrics import r_precision as r_precision
     from proxy_anchor.retrieval.metrics import recall_at_k as recall_at_k
+    from proxy_anchor.retrieval.metrics import retrieval_metrics as retrieval_metrics
     from proxy_anchor.retrieval.search import resolve_engine as resolve_engine
 
 _HOME = {
     "RecallAtK": "proxy_anchor.retrieval.metrics",
+    "map_at_r": "proxy_anchor.retrieval.metrics",
+    "nmi": "proxy_anchor.retrieval.clustering",
     "num_queries_without_positive": "proxy_anchor.retrieval.metrics",
+    "r_precision": "proxy_anchor.retrieval.metrics",
     "recall_at_k": "proxy_anchor.retrieval.metrics",
     "resolve_engine": "proxy_anchor.retrieval.search",
+    "retrieval_metrics": "proxy_anchor.retrieval.metrics",
 }
-__all__ = ["RecallAtK", "num_queries_without_positive", "recall_at_k", "resolve_engine"]
+__all__ = [
+    "RecallAtK",
+    "map_at_r",
+    "nmi",
+    "num_queries_without_positive",
+    "r_precision",
+    "recall_at_k",
+    "resolve_engine",
+    "retrieval_metrics",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,10 +1,15 @@
-"""Recall@K as a pure function, exact to the last digit with every search engine, and a thin torchmetrics class.
+"""Recall@K, MAP@R and R-precision as pure functions, exact with every search engine, and a thin torchmetrics class.
+
+One policy for all of them: a query without a positive (R = 0) counts as 0 and stays in the denominator.
 
 Recall@K depends only on the rank of each query's best positive. An engine bounds that rank in float32: a gallery image
 whose similarity is more than the rounding error above (below) the best positive's is certainly before (behind) it.
 Queries whose hit or miss at some K hangs on images in between are settled in float64 on the embeddings as given, under
 one tie rule. So the engine decides the speed and never the number; in the worst case, a collapsed network, the search
 costs one pass more, in float64.
+
+MAP@R hangs on the whole order of the first R neighbours, and in float32 some pair of them is nearly always within
+rounding. It and R-precision are therefore ranked in float64 outright, by torch where the embeddings are: no engine.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from proxy_anchor.retrieval.search import (
 )
 
 TIE_TOLERANCE = 1e-12  # float64 similarities of exact duplicates differ by about 1e-16, at most 2e-16 * D
-_SPARE_HITS = 32  # hits asked for beyond K, so that the K-th is seldom within rounding of the last one listed
+_SPARE_HITS = 32  # hits asked for beyond K (or R), so that the K-th is seldom tied with the last one listed
 
 Array = Tensor | np.ndarray
 
@@ -72,18 +77,71 @@ def recall_at_k(
     Kim et al. 2020, section 4 (evaluation protocol of Song et al. 2016).
     """
     problem = _make_problem(embeddings, labels, gallery, gallery_labels)
-    ks = _as_ks(k)
-    for each in ks:
-        check_k(each, len(problem.gallery), problem.exclude_self)
-    ranks = _first_positive_ranks(problem, ks, engine)
-    hits = (ranks[:, None] <= torch.tensor(ks, device=ranks.device)).sum(0).tolist()
-    return {each: count / len(ranks) for each, count in zip(ks, hits, strict=True)}
+    return _recall(problem, _as_ks(k), engine)
+
+
+def map_at_r(
+    embeddings: Array, labels: Array, *, gallery: Array | None = None, gallery_labels: Array | None = None
+) -> float:
+    """Mean average precision at R: rewards a query for each of its positives, and for having them first.
+
+    R: how many positives a query has in the gallery, itself excluded; it differs from query to query.
+    AP@R = 1/R * sum over ranks i = 1..R of P(i), where P(i) is the precision of the i nearest neighbours if the i-th is
+    of the query's class, else 0. The value is the mean of AP@R over queries, in [0, 1].
+
+    embeddings, labels, gallery, gallery_labels, and the removal of the query itself by index: as in `recall_at_k`.
+    Denominator: all Q queries; one with R = 0 counts as 0, as it counts as a miss in Recall@K, so that all columns of
+    a table speak of the same queries and MAP@R <= R-precision. pytorch-metric-learning leaves those queries out; its
+    value is this one times Q / (Q - num_queries_without_positive). CUB, Cars, SOP and In-Shop have none.
+    Ties: ranked in float64; each run of neighbours whose similarities differ by at most 1e-12 from one to the next is
+    one tie, and ranks by gallery index, lower first. A collapsed network gets chance, not 100 %.
+    The neighbour lists, and so the value up to rounding in the mean (about 1e-15), are the same on every device and for
+    every chunk size. There is no limit on R.
+    Memory beyond the input: normalised copies, 8 bytes per value; 2 bytes x search.CHUNK_ELEMENTS (64 MB, or one row of
+    similarities in float64 if that is more), up to 15 times as much where R is near N. Time: one Q x N product in
+    float64; a collapsed network, where most neighbours are tied, costs a full sort of each row besides.
+    Raises UsageError for NaN or infinite embeddings (counted) and shapes that disagree.
+    Musgrave et al. 2020, "A Metric Learning Reality Check", section 3.2, the two equations of MAP@R.
+    """
+    average_precision, _ = _scores_at_r(_make_problem(embeddings, labels, gallery, gallery_labels))
+    return average_precision.mean().item()
+
+
+def r_precision(
+    embeddings: Array, labels: Array, *, gallery: Array | None = None, gallery_labels: Array | None = None
+) -> float:
+    """Share of positives among the R nearest neighbours, averaged over queries, in [0, 1].
+
+    R, denominator (all Q queries, 0 where R = 0), self-match, ties, memory, raises: as in `map_at_r`.
+    Musgrave et al. 2020, section 3.2.
+    """
+    _, precision = _scores_at_r(_make_problem(embeddings, labels, gallery, gallery_labels))
+    return precision.mean().item()
+
+
+def retrieval_metrics(
+    embeddings: Array,
+    labels: Array,
+    k: int | Iterable[int] = (1, 2, 4, 8),
+    *,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
+    engine: str = "auto",
+) -> dict[str, float]:
+    """{"recall_at_1": ..., "map_at_r": ..., "r_precision": ...}: the three metrics from one check of the input.
+
+    Arguments, rules and errors: as in `recall_at_k` and `map_at_r`; `engine` searches for Recall@K only.
+    """
+    problem = _make_problem(embeddings, labels, gallery, gallery_labels)
+    values = {f"recall_at_{each}": recall for each, recall in _recall(problem, _as_ks(k), engine).items()}
+    average_precision, precision = _scores_at_r(problem)
+    return {**values, "map_at_r": average_precision.mean().item(), "r_precision": precision.mean().item()}
 
 
 def num_positives(labels: Array, gallery_labels: Array | None = None) -> Tensor:
     """(Q,) int64: how many gallery images have the class of each query; without a gallery, how many other rows."""
-    wanted = _as_labels(labels, "labels")
-    held = wanted if gallery_labels is None else _as_labels(gallery_labels, "gallery_labels").to(wanted.device)
+    wanted = as_labels(labels, "labels")
+    held = wanted if gallery_labels is None else as_labels(gallery_labels, "gallery_labels").to(wanted.device)
     classes, counts = held.unique(return_counts=True)
     place = torch.searchsorted(classes, wanted).clamp_max(len(classes) - 1)
     found = torch.where(classes[place] == wanted, counts[place], 0)
@@ -149,8 +207,8 @@ class RecallAtK(Metric):
             # In order of arrival, and far below zero so that none is taken for a dataset index.
             seen = sum(len(batch) for batch in self.indices)
             indices = torch.arange(seen, seen + len(rows)) + torch.iinfo(torch.int64).min
-        batch_labels = _as_labels(labels, "labels").to(rows.device)
-        batch_indices = _as_labels(indices, "indices").to(rows.device)
+        batch_labels = as_labels(labels, "labels").to(rows.device)
+        batch_indices = as_labels(indices, "indices").to(rows.device)
         if not len(rows) == len(batch_labels) == len(batch_indices):
             raise UsageError(
                 f"RecallAtK: {len(rows)} embeddings, {len(batch_labels)} labels and {len(batch_indices)} indices."
@@ -203,6 +261,66 @@ def _make_problem(embeddings: Array, labels: Array, gallery: Array | None, galle
     gallery_rows, held = (each.to(rows.device) for each in _paired(gallery, gallery_labels, "gallery"))
     check_same_dim(rows, gallery_rows)
     return _Problem(normalise(rows, "query"), wanted, normalise(gallery_rows, "gallery"), held, False)
+
+
+def _recall(problem: _Problem, ks: tuple[int, ...], engine: str) -> dict[int, float]:
+    for each in ks:
+        check_k(each, len(problem.gallery), problem.exclude_self)
+    ranks = _first_positive_ranks(problem, ks, engine)
+    hits = (ranks[:, None] <= torch.tensor(ks, device=ranks.device)).sum(0).tolist()
+    return {each: count / len(ranks) for each, count in zip(ks, hits, strict=True)}
+
+
+def _scores_at_r(problem: _Problem) -> tuple[Tensor, Tensor]:
+    """Each query's average precision at R and its R-precision, two (Q,) float64; 0 where R is 0."""
+    positives = num_positives(problem.labels, None if problem.exclude_self else problem.gallery_labels)
+    average_precision, precision = torch.zeros_like(positives, dtype=torch.float64).repeat(2, 1)
+    with full_precision(problem.queries.device):
+        by_r = positives.argsort(
+            stable=True
+        )  # queries of one chunk have about the same R: short lists where R is small
+        by_r = by_r[positives[by_r] > 0]
+        for chunk in row_chunks(len(by_r), 4 * len(problem.gallery)):  # 4: float64, and lists up to the same size
+            rows = by_r[chunk]
+            r = positives[rows, None]
+            found = _ranked(problem, rows, r)
+            rank = torch.arange(1, found.shape[1] + 1, device=rows.device, dtype=torch.float64)
+            correct = (problem.gallery_labels[found] == problem.labels[rows, None]) & (rank <= r)
+            hits = correct.cumsum(1)
+            average_precision[rows] = (correct * hits / rank).sum(1) / r[:, 0]
+            precision[rows] = hits[:, -1].double() / r[:, 0]
+    return average_precision, precision
+
+
+def _ranked(problem: _Problem, rows: Tensor, r: Tensor) -> Tensor:
+    """(q, max R) gallery indices of the chosen queries' neighbours, nearest first; right up to each row's R (q, 1)."""
+    similarities = similarity_chunk(problem.queries, problem.gallery, rows, problem.exclude_self)
+    available = len(problem.gallery) - problem.exclude_self
+    longest = int(r.max())
+    values, listed = similarities.topk(min(longest + _SPARE_HITS, available))
+    tied = _tied_with_next(values)
+    found = _order_runs(tied, listed)[:, :longest]
+    if listed.shape[1] < available:
+        # Where a run of ties reaches from within R to the end of the list, rows that belong in it may not be listed.
+        position = torch.arange(1, listed.shape[1], device=rows.device)
+        cut = (tied | (position < r)).all(1)
+        if cut.any():
+            values, listed = similarities[cut].topk(available)
+            found[cut] = _order_runs(_tied_with_next(values), listed)[:, :longest]
+    return found
+
+
+def _tied_with_next(values: Tensor) -> Tensor:
+    """(q, L) decreasing similarities -> (q, L - 1) bool."""
+    return values[:, :-1] - values[:, 1:] <= TIE_TOLERANCE
+
+
+def _order_runs(tied: Tensor, indices: Tensor) -> Tensor:
+    """Sort the indices within each run of ties."""
+    run = torch.zeros_like(indices)
+    run[:, 1:] = (~tied).cumsum(1)
+    size = int(indices.max()) + 1
+    return (run * size + indices).sort(1).values % size
 
 
 def _first_positive_ranks(problem: _Problem, ks: tuple[int, ...], engine: str) -> Tensor:
@@ -310,7 +428,8 @@ def _as_ks(k: int | Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ks))
 
 
-def _as_labels(labels: Array, name: str) -> Tensor:
+def as_labels(labels: Array, name: str) -> Tensor:
+    """A detached (rows,) int64 tensor, or UsageError."""
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
         labels = torch.from_numpy(labels.astype(np.int64))
     integers = isinstance(labels, Tensor) and not (labels.dtype == torch.bool or labels.dtype.is_floating_point)
@@ -322,7 +441,7 @@ def _as_labels(labels: Array, name: str) -> Tensor:
 
 def _paired(embeddings: Array, labels: Array, name: str) -> tuple[Tensor, Tensor]:
     rows = as_rows(embeddings, f"{name} embeddings")
-    classes = _as_labels(labels, f"{name} labels").to(rows.device)
+    classes = as_labels(labels, f"{name} labels").to(rows.device)
     if len(rows) != len(classes):
         raise UsageError(f"{len(rows)} {name} embeddings but {len(classes)} labels: each row needs one.")
     return rows, classes

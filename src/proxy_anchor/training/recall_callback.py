@@ -21,7 +21,8 @@ from proxy_anchor.retrieval.search import check_k
 class EpochResult:
     """One evaluation. epoch 0 is the state before training; train_seconds + eval_seconds is the whole epoch.
 
-    recall: {K: share of queries, in [0, 1]}. train_loss: mean over the epoch's batches, None before training.
+    recall: {K: share of queries, in [0, 1]} on the searched classes. validation: the same on held-out training classes,
+    None without. train_loss: mean over the epoch's batches, None before training.
     """
 
     epoch: int
@@ -29,10 +30,15 @@ class EpochResult:
     train_seconds: float
     eval_seconds: float
     train_loss: float | None = None
+    validation: dict[int, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types with text keys, for JSON."""
-        return {**asdict(self), "recall": {str(k): value for k, value in self.recall.items()}}
+        plain = asdict(self)
+        for name in ("recall", "validation"):
+            if plain[name] is not None:
+                plain[name] = {str(k): value for k, value in plain[name].items()}
+        return plain
 
 
 def format_recall(recall: dict[int, float], digits: int = 1) -> str:
@@ -42,59 +48,71 @@ def format_recall(recall: dict[int, float], digits: int = 1) -> str:
 
 
 class RecallCallback(pl.Callback):
-    """Scores every complete validation pass and logs `<set_name>/recall_at_<K>`, as shares in [0, 1].
+    """Scores every complete validation pass and logs `<set>/recall_at_<K>`, as shares in [0, 1].
 
     The sanity pass is ignored, and a pass that did not see every image is refused instead of scored.
 
     Args:
         k: the K of Recall@K. engine: see `proxy_anchor.retrieval.search.resolve_engine`.
-        set_name: which classes are searched; prefix of the logged names.
+        select_on: the set that selects the epoch: "test" as in the paper, or "validation".
 
     Attributes:
         history: one EpochResult per evaluation, the untrained state first.
-        best_embeddings: (N, D) embeddings on the CPU at the best epoch, in dataset order: [query] or [query, gallery].
+        selected_embeddings: (N, D) embeddings on the CPU at the selected epoch, in dataset order: [query] or
+            [query, gallery] of the searched classes.
     """
 
-    def __init__(self, k: int | Sequence[int] = (1, 2, 4, 8), *, engine: str = "auto", set_name: str = "test") -> None:
-        k = [k] if isinstance(k, (int, float, str)) else list(k)
-        if not k:
+    def __init__(self, k: int | Sequence[int] = (1, 2, 4, 8), *, engine: str = "auto", select_on: str = "test") -> None:
+        ks = [k] if isinstance(k, (int, float, str)) else list(k)
+        if not ks:
             raise UsageError("recall_k is empty: name at least one K, for example recall_k=[1,2,4,8].")
-        for value in k:
+        for value in ks:
             check_int("recall_k", value, 1)
-        self.k = sorted(set(k))
-        self.metric = RecallAtK(self.k, engine=engine)
-        self.set_name = set_name
+        self.k = sorted(set(ks))
+        self.engine = engine
+        self.select_on = select_on
+        self.metrics: dict[str, RecallAtK] = {"test": RecallAtK(self.k, engine=engine)}
         self.history: list[EpochResult] = []
-        self.best_embeddings: list[Tensor] = []
+        self.selected_embeddings: list[Tensor] = []
         self._train_start = self._eval_start = 0.0
 
     @property
     def monitor(self) -> str:
-        """The logged name that selects the best epoch: Recall at the smallest K."""
-        return f"{self.set_name}/recall_at_{self.k[0]}"
+        """The logged name that selects the epoch: Recall at the smallest K."""
+        return f"{self.select_on}/recall_at_{self.k[0]}"
 
     @property
     def best(self) -> EpochResult:
-        """The trained epoch with the highest Recall at the smallest K, the earliest of equals."""
-        trained = [result for result in self.history if result.epoch > 0] or self.history
-        return max(trained, key=lambda result: result.recall[self.k[0]])
+        """The trained epoch with the highest Recall at the smallest K on the searched classes, the earliest of equals."""
+        return max(self._trained, key=lambda result: result.recall[self.k[0]])
+
+    @property
+    def selected(self) -> EpochResult:
+        """The epoch that `select_on` chooses: with held-out classes the best there, otherwise `best`."""
+        return max(self._trained, key=lambda result: (result.validation or result.recall)[self.k[0]])
+
+    @property
+    def _trained(self) -> list[EpochResult]:
+        return [result for result in self.history if result.epoch > 0] or self.history
 
     def check(self, splits: Splits) -> None:
         """Raise UsageError for a K that these data cannot answer."""
-        searched = splits.query if splits.gallery is None else splits.gallery
-        check_k(max(self.k), len(searched), splits.gallery is None)
+        for query, gallery in splits.evaluated.values():
+            check_k(max(self.k), len(query if gallery is None else gallery), gallery is None)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Check K before the first epoch, learn how many images a whole pass has, count queries without a positive."""
         splits: Splits = trainer.datamodule.splits  # type: ignore[attr-defined]
         self.check(splits)
-        query, gallery = splits.query, splits.gallery
-        self.metric.num_images = len(query) + (0 if gallery is None else len(gallery))
-        lonely = num_queries_without_positive(query.labels, None if gallery is None else gallery.labels)
-        if lonely and not self.history:
-            pl_module.print(
-                f"{lonely} of {len(query)} queries have no image of their class to find: counted as misses."
-            )
+        self.metrics = {}
+        for name, (query, gallery) in splits.evaluated.items():
+            num_images = len(query) + (0 if gallery is None else len(gallery))
+            self.metrics[name] = RecallAtK(self.k, engine=self.engine, num_images=num_images)
+            lonely = num_queries_without_positive(query.labels, None if gallery is None else gallery.labels)
+            if lonely and not self.history:
+                pl_module.print(
+                    f"{lonely} of {len(query)} {name} queries have no image of their class to find: counted as misses."
+                )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the epoch's clock."""
@@ -103,7 +121,8 @@ class RecallCallback(pl.Callback):
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Forget the previous pass."""
         self._eval_start = time.perf_counter()
-        self.metric.reset()
+        for metric in self.metrics.values():
+            metric.reset()
 
     def on_validation_batch_end(
         self,
@@ -114,35 +133,39 @@ class RecallCallback(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect a batch of embeddings; the second loader is the gallery."""
-        self.metric.to(pl_module.device)
-        self.metric.update(outputs["embeddings"], outputs["labels"], outputs["indices"], is_gallery=dataloader_idx == 1)
+        """Collect a batch of embeddings for the set that its loader belongs to."""
+        name, is_gallery = trainer.datamodule.eval_roles[dataloader_idx]  # type: ignore[attr-defined]
+        metric = self.metrics[name].to(pl_module.device)
+        metric.update(outputs["embeddings"], outputs["labels"], outputs["indices"], is_gallery=is_gallery)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Search, log, print, remember."""
         if trainer.sanity_checking:
             return
-        recall = self.metric.compute()
+        recall = {name: metric.compute() for name, metric in self.metrics.items()}
         training = trainer.state.fn == "fit"
-        now = time.perf_counter()
+        searched = next(iter(recall))
         loss = trainer.callback_metrics.get("train/loss_epoch", trainer.callback_metrics.get("train/loss"))
         result = EpochResult(
             epoch=trainer.current_epoch + 1 if training else 0,
-            recall=recall,
+            recall=recall[searched],
             train_seconds=self._eval_start - self._train_start if training else 0.0,
-            eval_seconds=now - self._eval_start,
+            eval_seconds=time.perf_counter() - self._eval_start,
             train_loss=float(loss) if training and loss is not None else None,
+            validation=recall["validation"] if "validation" in recall and searched != "validation" else None,
         )
         self.history.append(result)
-        pl_module.log_dict({f"{self.set_name}/recall_at_{k}": value for k, value in recall.items()})
-        if self.best is result:
-            self.best_embeddings = self._embeddings()
+        for name, values in recall.items():
+            pl_module.log_dict({f"{name}/recall_at_{k}": value for k, value in values.items()})
+        if self.selected is result:
+            self.selected_embeddings = self._embeddings(self.metrics[searched])
         if training:
             self._print(trainer, pl_module, result)
 
-    def _embeddings(self) -> list[Tensor]:
-        embeddings, indices = dim_zero_cat(self.metric.embeddings), dim_zero_cat(self.metric.indices)
-        in_gallery = dim_zero_cat(self.metric.in_gallery)
+    @staticmethod
+    def _embeddings(metric: RecallAtK) -> list[Tensor]:
+        embeddings, indices = dim_zero_cat(metric.embeddings), dim_zero_cat(metric.indices)
+        in_gallery = dim_zero_cat(metric.in_gallery)
         parts = [embeddings[~in_gallery][indices[~in_gallery].argsort()].cpu()]
         if in_gallery.any():
             parts.append(embeddings[in_gallery][indices[in_gallery].argsort()].cpu())
@@ -151,4 +174,6 @@ class RecallCallback(pl.Callback):
     def _print(self, trainer: pl.Trainer, pl_module: pl.LightningModule, result: EpochResult) -> None:
         loss = "" if result.train_loss is None else f"loss {result.train_loss:.3f}  "
         seconds = f"({result.train_seconds:.1f} s + {result.eval_seconds:.1f} s)"
-        pl_module.print(f"epoch {result.epoch}/{trainer.max_epochs}: {loss}{format_recall(result.recall)}  {seconds}")
+        held_out = "" if result.validation is None else f"validation {format_recall(result.validation)}  test "
+        recall = f"{held_out}{format_recall(result.recall)}"
+        pl_module.print(f"epoch {result.epoch}/{trainer.max_epochs}: {loss}{recall}  {seconds}")

@@ -1,0 +1,38 @@
+"""Read every image of a data set once and list all that is wrong: `python src/check.py dataset=cub dataset.root=...`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+import entry
+
+
+def check(cfg: DictConfig) -> bool:
+    """Whether all listed images can be used; prints those that cannot and, as notes, those that are odd."""
+    from hydra.utils import instantiate
+
+    from proxy_anchor.data.check import UNUSABLE, check_images, format_findings, write_findings
+
+    entry.make_paths_absolute(cfg)
+    if "allow_partial" in cfg.dataset:
+        cfg.dataset.allow_partial = True  # a difference in numbers is printed, and hides no file
+    splits = instantiate(cfg.dataset.load, verify_files=False)
+    print(splits.describe(), flush=True)
+    findings = check_images(splits, num_workers=cfg.num_workers)
+    print(format_findings(findings, sum(len(table) for table in splits.tables.values())))
+    if cfg.output is not None:
+        write_findings(Path(cfg.output), findings)
+    return not any(finding.kind in UNUSABLE for finding in findings)
+
+
+def main(cfg: DictConfig) -> None:
+    """Exit code 1 when an image cannot be used."""
+    if not check(cfg):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    entry.run(main, "check")

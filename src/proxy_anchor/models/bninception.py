@@ -1,0 +1,208 @@
+"""BN-Inception, Ioffe and Szegedy, ICML 2015, as converted from Caffe: the paper's main backbone, registered with timm.
+
+Parameter names and shapes are those of the public file `bn_inception-52deb4733.pth`, unchanged, and so is the graph: each
+batch norm is followed by a ReLU, and everything that reads its output reads the rectified tensor.
+
+Colours. The weights want BGR, 0-255, minus (104, 117, 128) and no division. As every timm network this one takes RGB,
+normalised with the mean and std of its `pretrained_cfg` (which undo the division by 255); `forward_features` then reverses
+the channels, always. No file and no checkpoint is ever converted, so none can be converted twice. `features` is the graph
+without the reversal, for input in Caffe's own order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from timm.layers import SelectAdaptivePool2d, create_classifier
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Convolution(NamedTuple):
+    """A convolution with batch norm (in the module of the same name plus `_bn`) and ReLU."""
+
+    name: str
+    channels: int
+    kernel_size: int
+    stride: int = 1
+
+
+class Block(NamedTuple):
+    """One inception block by its output channels; (reduction, output) where a 1 x 1 convolution comes first.
+
+    A block without 1 x 1 branch and without projection behind its pooling halves height and width.
+    """
+
+    name: str
+    conv1x1: int
+    conv3x3: tuple[int, int]
+    double3x3: tuple[int, int]
+    pool: str
+    projection: int
+
+    @property
+    def stride(self) -> int:
+        """Of the last convolution of each branch, and of the pooling."""
+        return 1 if self.projection else 2
+
+    def branches(self) -> list[list[Convolution]]:
+        """The convolutions of each branch, in the order in which their outputs are stacked; the last follows the pooling."""
+        name = f"inception_{self.name}"
+        (reduce, out), (double_reduce, double_out) = self.conv3x3, self.double3x3
+        return [
+            [Convolution(f"{name}_1x1", self.conv1x1, 1)] if self.conv1x1 else [],
+            [Convolution(f"{name}_3x3_reduce", reduce, 1), Convolution(f"{name}_3x3", out, 3, self.stride)],
+            [
+                Convolution(f"{name}_double_3x3_reduce", double_reduce, 1),
+                Convolution(f"{name}_double_3x3_1", double_out, 3),
+                Convolution(f"{name}_double_3x3_2", double_out, 3, self.stride),
+            ],
+            [Convolution(f"{name}_pool_proj", self.projection, 1)] if self.projection else [],
+        ]
+
+    def out_channels(self, in_channels: int) -> int:
+        """Of all branches together; a pooling without projection passes its input's channels on."""
+        return self.conv1x1 + self.conv3x3[1] + self.double3x3[1] + (self.projection or in_channels)
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """The input of the last branch."""
+        if self.pool == "avg":
+            return F.avg_pool2d(x, 3, stride=1, padding=1)
+        if self.stride == 1:
+            return F.max_pool2d(x, 3, stride=1, padding=1)
+        # Padding only where the side is odd: there the released graph stops, its pooling being one short of its convolutions.
+        return F.max_pool2d(x, 3, stride=2, padding=(x.shape[2] % 2, x.shape[3] % 2), ceil_mode=True)
+
+
+STEM = (
+    Convolution("conv1_7x7_s2", 64, 7, 2),  # then a max pooling
+    Convolution("conv2_3x3_reduce", 64, 1),
+    Convolution("conv2_3x3", 192, 3),  # then a max pooling
+)
+BLOCKS = (
+    #     name  1x1  3x3         double 3x3  pooling
+    Block("3a", 64, (64, 64), (64, 96), "avg", 32),
+    Block("3b", 64, (64, 96), (64, 96), "avg", 64),
+    Block("3c", 0, (128, 160), (64, 96), "max", 0),
+    Block("4a", 224, (64, 96), (96, 128), "avg", 128),
+    Block("4b", 192, (96, 128), (96, 128), "avg", 128),
+    Block("4c", 160, (128, 160), (128, 160), "avg", 128),
+    Block("4d", 96, (128, 192), (160, 192), "avg", 128),
+    Block("4e", 0, (128, 192), (192, 256), "max", 0),
+    Block("5a", 352, (192, 320), (160, 224), "avg", 128),
+    Block("5b", 352, (192, 320), (192, 224), "max", 128),
+)
+
+
+class BNInception(nn.Module):
+    """Images (B, 3, H, W), RGB, normalised as `pretrained_cfg` says, to logits (B, num_classes).
+
+    With `num_classes=0` there is no classifier, and with `global_pool=""` as well the result is the feature map
+    (B, 1024, H / 32, W / 32). Sides that are no multiple of 32 are rounded up or down on the way.
+    """
+
+    global_pool: SelectAdaptivePool2d
+
+    def __init__(
+        self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
+    ) -> None:
+        super().__init__()
+        channels = in_chans
+        for convolution in STEM:
+            channels = self._add(convolution, channels)
+        for block in BLOCKS:
+            for branch in block.branches():
+                width = channels
+                for convolution in branch:
+                    width = self._add(convolution, width)
+            channels = block.out_channels(channels)
+        self.num_features = channels
+        self.head_drop = nn.Dropout(drop_rate)
+        self.reset_classifier(num_classes, global_pool)
+
+    def _add(self, convolution: Convolution, in_channels: int) -> int:
+        """Register the modules of one convolution; returns its output channels."""
+        name, channels, kernel_size, stride = convolution
+        self.add_module(name, nn.Conv2d(in_channels, channels, kernel_size, stride, padding=kernel_size // 2))
+        # The momentum of the public and the authors' code: after a step, the statistics are 9/10 the last batch's. It
+        # only matters where they are not frozen (SOP, In-Shop).
+        self.add_module(f"{name}_bn", nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9))
+        return channels
+
+    def _apply_all(self, convolutions: list[Convolution] | tuple[Convolution, ...], x: Tensor) -> Tensor:
+        for name, *_ in convolutions:
+            x = F.relu(getattr(self, f"{name}_bn")(getattr(self, name)(x)), inplace=True)
+        return x
+
+    def features(self, x: Tensor) -> Tensor:
+        """The graph as released: BGR (B, 3, H, W) to the rectified feature map (B, 1024, H / 32, W / 32)."""
+        x = F.max_pool2d(self._apply_all(STEM[:1], x), 3, stride=2, ceil_mode=True)
+        x = F.max_pool2d(self._apply_all(STEM[1:], x), 3, stride=2, ceil_mode=True)
+        for block in BLOCKS:
+            *branches, projection = block.branches()
+            outputs = [self._apply_all(branch, x) for branch in branches if branch]
+            x = torch.cat([*outputs, self._apply_all(projection, block.pooled(x))], 1)
+        return x
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """RGB (B, 3, H, W) to the feature map."""
+        return self.features(x.flip(1))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The feature map pooled and, unless `pre_logits`, classified."""
+        x = self.head_drop(self.global_pool(x))
+        return x if pre_logits else self.last_linear(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """RGB (B, 3, H, W) to logits, or to what `num_classes=0` and `global_pool=""` leave."""
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        """The linear layer, or an identity."""
+        return self.last_linear
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace pooling and classifier; None keeps the kind of pooling, 0 classes is no classifier."""
+        if global_pool is None:
+            global_pool = self.global_pool.pool_type
+        self.num_classes = num_classes
+        self.global_pool, self.last_linear = create_classifier(self.num_features, num_classes, pool_type=global_pool)
+        self.head_hidden_size = self.num_features * self.global_pool.feat_mult()
+
+
+def checkpoint_filter_fn(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The public file, written before PyTorch 0.4: batch-norm tensors of shape (1, C), no counts of batches."""
+    state = {name: value.squeeze(0) if value.ndim and len(value) == 1 else value for name, value in state.items()}
+    counts = [name for name in model.state_dict() if name.endswith("num_batches_tracked")]
+    return {name: torch.tensor(0) for name in counts} | state
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "bninception.caffe_in1k": {
+            "url": "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
+            "mean": (128 / 255, 117 / 255, 104 / 255),
+            "std": (1 / 255, 1 / 255, 1 / 255),
+            "input_size": (3, 224, 224),
+            "pool_size": (7, 7),
+            "crop_pct": 0.875,
+            "interpolation": "bilinear",
+            "num_classes": 1000,
+            "first_conv": "conv1_7x7_s2",
+            "classifier": "last_linear",
+            "license": "bsd-3-clause",
+            "origin_url": "https://github.com/Cadene/pretrained-models.pytorch",
+            "paper_ids": "arXiv:1502.03167",
+        }
+    }
+)
+
+
+@register_model
+def bninception(pretrained: bool = False, **kwargs: Any) -> BNInception:
+    """BN-Inception with the weights converted from Caffe."""
+    return build_model_with_cfg(
+        BNInception, "bninception", pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs
+    )

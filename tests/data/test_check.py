@@ -1,0 +1,220 @@
+"""The check of all images: every kind of damage and oddity in one pass, and the exit code."""
+
+import csv
+import shutil
+
+import lookalikes as look
+import numpy as np
+import pytest
+from cli import TINY_GLYPHS, run_entry, run_ok
+from PIL import Image
+
+from proxy_anchor.data.check import ODD, UNUSABLE, check_images, format_findings
+from proxy_anchor.data.folder import load_folder
+from proxy_anchor.data.images import read_rgb
+from proxy_anchor.data.table import Splits, make_tables
+from proxy_anchor.errors import UsageError
+
+
+def noise(seed: int, width: int = 64, height: int = 48) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def checked(root, **named):
+    return check_images(load_folder(root, verify_files=False), progress=False, **named)
+
+
+def found(root, **named) -> dict[str, list[str]]:
+    """{kind: file names} in the order of the findings."""
+    result: dict[str, list[str]] = {}
+    for finding in checked(root, **named):
+        result.setdefault(finding.kind, []).append(finding.path.name)
+    return result
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """Four classes of four ordinary images, split into train and test by class name."""
+    for label, part in (("a", "train"), ("b", "train"), ("c", "test"), ("d", "test")):
+        folder = tmp_path / part / label
+        folder.mkdir(parents=True)
+        for number in range(4):
+            noise(100 * ord(label) + number).save(folder / f"{number}.jpg")
+    return tmp_path
+
+
+def test_ordinary_images_have_no_findings(plain):
+    assert checked(plain) == []
+    assert format_findings([], 16) == "checked 16 images, all can be used"
+
+
+def test_every_unusable_file_is_listed_in_one_pass(plain):
+    a = plain / "train" / "a"
+    whole = (a / "0.jpg").read_bytes()
+    bad = {
+        "empty.jpg": b"",
+        "cut.jpg": whole[: len(whole) // 2],
+        "header.jpg": whole[:20],
+        "text.jpg": b"<html>not found</html>",
+        "zeros.jpg": bytes(1000),
+        "twin.png": look._TWIN,
+    }
+    for name, content in bad.items():
+        (a / name).write_bytes(content)
+    found_bad = [each for each in checked(plain) if each.kind in UNUSABLE]
+    assert {each.path.name for each in found_bad} == set(bad)
+    assert {each.path.name for each in found_bad if each.kind == "empty"} == {"empty.jpg"}
+    for each in found_bad:
+        assert (each.table, each.class_name) == ("train", "a")
+        with pytest.raises(UsageError):  # the reader of the training agrees
+            read_rgb(each.path)
+    [cut] = [each for each in found_bad if each.path.name == "cut.jpg"]
+    assert cut.detail.startswith("image file is truncated")
+
+
+def test_missing_files_and_what_is_no_file(tmp_path):
+    for number in range(6):
+        noise(number).save(tmp_path / f"{number}.png")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    lines = [f"{number}.png,{number // 2},{'train' if number < 4 else 'test'}" for number in range(6)]
+    lines += [f"{name}.png,2,test" for name in ("gone", "folder", "loop")]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *lines]))
+    with pytest.raises(UsageError, match=r"gone\.png \(missing\)"):
+        load_folder(None, csv_file=tmp_path / "list.csv")
+    splits = load_folder(None, csv_file=tmp_path / "list.csv", verify_files=False)
+    findings = check_images(splits, progress=False)
+    assert [(each.kind, each.path.name, each.detail) for each in findings] == [
+        ("missing", "gone.png", ""),
+        ("missing", "folder.png", "not a file"),
+        ("missing", "loop.png", ""),
+    ]
+
+
+def test_odd_files_are_notes(plain):
+    folder = plain / "train" / "b"
+    noise(1).save(folder / "png.jpg", format="PNG")
+    noise(2).convert("CMYK").save(folder / "cmyk.jpg")
+    noise(3).convert("L").save(folder / "grey.jpg")
+    noise(4).convert("RGBA").save(folder / "rgba.png")
+    noise(5).save(folder / "colour_key.png", transparency=(0, 0, 0))
+    noise(6, 31, 64).save(folder / "small.png")
+    noise(7, 400, 64).save(folder / "wide.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    noise(8).save(folder / "rotated.jpg", exif=exif)
+    exif[0x0112] = 1
+    noise(9).save(folder / "upright.JPEG", exif=exif)
+    noise(10, 32, 160).save(folder / "just.png")  # neither small nor stretched
+    assert found(plain) == {
+        "format": ["png.jpg"],
+        "mode": ["cmyk.jpg", "colour_key.png", "grey.jpg", "rgba.png"],
+        "rotated": ["rotated.jpg"],
+        "small": ["small.png"],
+        "stretched": ["wide.png"],
+    }
+
+
+@pytest.mark.parametrize("mode", look.MODES)
+def test_every_mode_of_the_look_alikes(mode, plain):
+    look.write_picture(plain / "train" / "a" / "x.jpg", look.MODES.index(mode))
+    kinds = set(found(plain))
+    assert ("mode" in kinds) == (mode != "RGB")
+    assert ("format" in kinds) == (mode in ("P", "LA", "RGBA"))
+
+
+def test_same_bytes_by_what_they_contradict(plain):
+    train, test = plain / "train", plain / "test"
+    shutil.copy(train / "a" / "0.jpg", train / "a" / "again.jpg")
+    shutil.copy(train / "a" / "1.jpg", train / "b" / "relabelled.jpg")
+    (test / "a").mkdir()
+    shutil.copy(train / "a" / "2.jpg", test / "a" / "leaked.jpg")
+    shutil.copy(train / "a" / "3.jpg", test / "c" / "both.jpg")
+    result = {each.path.name: each for each in checked(plain)}
+    assert {name: each.kind for name, each in result.items()} == {
+        "again.jpg": "duplicate",
+        "relabelled.jpg": "contradiction",
+        "leaked.jpg": "leak",
+        "both.jpg": "contradiction",
+    }
+    assert result["leaked.jpg"].detail == f"as {train / 'a' / '2.jpg'} (train, class a)"
+
+
+def test_query_in_the_gallery_is_a_duplicate(tmp_path):
+    for number in range(4):
+        noise(number).save(tmp_path / f"{number}.png")
+    [train] = make_tables([(tmp_path / "0.png", "x"), (tmp_path / "1.png", "x")])
+    query, gallery = make_tables([(tmp_path / "2.png", "y")], [(tmp_path / "2.png", "y"), (tmp_path / "3.png", "y")])
+    [finding] = check_images(Splits("made", train, query, gallery), progress=False)
+    assert (finding.kind, finding.table) == ("duplicate", "gallery")
+
+
+def test_threads_find_what_one_finds(plain):
+    (plain / "train" / "a" / "0.jpg").write_bytes(b"x")
+    shutil.copy(plain / "train" / "a" / "1.jpg", plain / "train" / "b" / "9.jpg")
+    assert checked(plain, num_workers=1) == checked(plain, num_workers=8) == checked(plain)
+    with pytest.raises(UsageError, match="num_workers=0"):
+        checked(plain, num_workers=0)
+
+
+def test_two_per_cent_of_every_kind_of_damage_are_all_found(tmp_path):
+    broken = set()
+    content = [(lambda image: b""), (lambda image: image[:-40]), (lambda image: b"\xff\xd8"), (lambda image: b"text")]
+    for number in range(1000):
+        path = tmp_path / f"class{number % 10}" / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        noise(number, 40, 40).save(path)
+        if number % 50 == 7:
+            path.write_bytes(content[number // 50 % 4](path.read_bytes()))
+            broken.add(path)
+    assert {each.path for each in checked(tmp_path) if each.kind in UNUSABLE} == broken
+    assert len(broken) == 20
+
+
+def test_the_command_lists_all_and_exits_with_1(tmp_path):
+    look.make_cub(tmp_path / "cub")
+    images = sorted((tmp_path / "cub" / "CUB_200_2011" / "images").rglob("Bird*.jpg"))
+    images[0].unlink()
+    images[1].write_bytes(b"")
+    images[2].write_bytes(images[2].read_bytes()[:300])
+    arguments = ["dataset=cub", "dataset.root=cub", "output=list.csv"]
+    done = run_entry("check.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    for path in images[:3]:
+        assert str(path) in done.stdout
+    lines = done.stdout.strip().splitlines()
+    assert lines[0].startswith("data: cub, 12 train images of 4 classes, 10 query images of 4 classes")
+    assert lines[-1].startswith("checked 22 images, 3 cannot be used: 1 missing, 1 empty, 1 corrupt, 10 format, ")
+    with (tmp_path / "list.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows if row["kind"] in UNUSABLE] == [str(path) for path in images[:3]]
+    assert {row["kind"] for row in rows} <= {*UNUSABLE, *ODD}
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cub", "list.csv"]
+
+
+def test_odd_images_alone_exit_with_0(tmp_path):
+    look.make_inshop(tmp_path / "data")
+    output = run_ok("check.py", "dataset=inshop", "dataset.root=data", cwd=tmp_path)
+    assert "images from img/" in output
+    assert output.strip().splitlines()[-1].startswith("checked 23 images, all can be used: ")
+
+
+def test_the_embedded_data_are_clean(tmp_path):
+    given = [argument for argument in TINY_GLYPHS if argument.startswith("dataset")]
+    output = run_ok("check.py", *given, cwd=tmp_path)
+    assert output.strip().splitlines()[-1] == "checked 128 images, all can be used"
+
+
+def test_a_wrong_root_or_output_is_one_line(tmp_path):
+    look.make_folder(tmp_path / "mine")
+    for arguments, text in {
+        "dataset=sop dataset.root=no": "is not a folder",
+        "dataset=folder dataset.root=mine output=no/list.csv": "output=no/list.csv cannot be written",
+        "dataset=folder dataset.root=mine outptu=x": "unknown key 'outptu'. Did you mean 'output'?",
+    }.items():
+        done = run_entry("check.py", *arguments.split(), cwd=tmp_path)
+        assert done.returncode == 2
+        assert text in done.stderr.strip().splitlines()[-1]
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.models import _registry
+from torch import Tensor
+
+from proxy_anchor import EmbeddingNet
+from proxy_anchor.errors import UsageError
+from proxy_anchor.models import weights as weights_module
+from proxy_anchor.models.bninception import BNInception
+from proxy_anchor.models.weights import create_pretrained
+
+FIDELITY = Path(__file__).parent.parent / "fidelity"
+SHAPES: dict[str, list[int]] = json.loads((FIDELITY / "bninception_state_dict.json").read_text())["state_dict_shapes"]
+FEATURES = np.load(FIDELITY / "bninception_features.npz")
+CLASSIFIER = {"last_linear.weight", "last_linear.bias"}
+BGR_MEAN = torch.tensor([104.0, 117.0, 128.0]).view(3, 1, 1)
+
+
+def made_up(name: str, shape: list[int]) -> Tensor:
+    """The rule of the golden values; see shared/fidelity/README.md."""
+    if name.endswith("num_batches_tracked"):
+        return torch.tensor(0)
+    r = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+    if name.endswith("running_var"):
+        return 1 + 0.1 * r.abs()
+    if len(shape) >= 2:
+        return r * math.sqrt(2 / r[0].numel())
+    return 1 + 0.1 * r if name.endswith("_bn.weight") else 0.1 * r
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Tensor]:
+    return {name: made_up(name, shape) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture(scope="module")
+def as_published(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Batch-norm tensors of shape (1, C) and no counts, as files from before PyTorch 0.4 have them."""
+    kept = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    return {name: value[None] if "_bn." in name else value for name, value in kept.items()}
+
+
+@pytest.fixture(scope="module")
+def file(as_published: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "caffe.pth"
+    torch.save(as_published, path, _use_new_zipfile_serialization=False)
+    return path
+
+
+def raw_images(size: str) -> Tensor:
+    """BGR, in the released convention: nothing is subtracted any more."""
+    count, shape, seed = {"224": (2, (224, 224), 0), "256x320": (1, (256, 320), 1)}[size]
+    return torch.randn(count, 3, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_golden(features: Tensor, size: str) -> None:
+    assert list(features.shape) == FEATURES[f"shape_{size}"].tolist()
+    np.testing.assert_allclose(features.mean((2, 3)).numpy(), FEATURES[f"mean_{size}"], rtol=0, atol=1e-4)
+    if size == "224":
+        np.testing.assert_allclose(features.amax((2, 3)).numpy(), FEATURES["max_224"], rtol=0, atol=1e-4)
+
+
+def pixels(count: int = 2, size: int = 64) -> Tensor:
+    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8)
+
+
+# The graph
+
+
+def test_names_shapes_and_order_are_the_public_files() -> None:
+    ours = {name: list(value.shape) for name, value in timm.create_model("bninception").state_dict().items()}
+    assert list(ours.items()) == list(SHAPES.items())
+
+
+@pytest.mark.parametrize("side", [32, 48, 72, 100, 232, 300])
+def test_any_image_size(side: int) -> None:
+    with torch.device("meta"):
+        features = timm.create_model("bninception", num_classes=0, global_pool="")(torch.zeros(1, 3, side, side + 8))
+    assert features.shape[:2] == (1, 1024)
+    assert all(abs(out - full / 32) <= 1 for out, full in zip(features.shape[2:], (side, side + 8), strict=True))
+
+
+@pytest.mark.parametrize("size", ["224", "256x320"])
+def test_golden_features(state: dict[str, Tensor], size: str) -> None:
+    model = timm.create_model("bninception", global_pool="").eval()
+    model.load_state_dict(state)
+    model.reset_classifier(0, "")
+    bgr = raw_images(size)
+    with torch.no_grad():
+        assert_golden(model.features(bgr), size)
+        features = model(bgr.flip(1))  # the network itself takes RGB
+    assert_golden(features, size)
+    assert (features >= 0).all()
+
+
+def test_a_file_gives_golden_features_through_the_whole_chain(file: Path) -> None:
+    net = EmbeddingNet("bninception", 8, weights=str(file)).eval()
+    rgb = (raw_images("224") + BGR_MEAN).flip(1)
+    seen: list[Tensor] = []
+    net.pool.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        net(rgb)
+    assert_golden(seen[0], "224")
+
+
+# Preprocessing
+
+
+def test_rgb_bytes_reach_the_graph_as_bgr_minus_the_mean(file: Path) -> None:
+    net = EmbeddingNet("bninception", 8, weights=str(file)).eval()
+    images = pixels()
+    with torch.no_grad():
+        features = net.backbone.features(images[:, [2, 1, 0]].float() - BGR_MEAN)
+        expected = net.head(features.mean((2, 3)) + features.amax((2, 3)))
+        torch.testing.assert_close(net(images), torch.nn.functional.normalize(expected), rtol=0, atol=1e-5)
+        wrong = net(images.flip(1))
+    assert not torch.allclose(net(images), wrong, atol=1e-2)
+
+
+def test_a_red_image_is_red() -> None:
+    net = EmbeddingNet("bninception", 8, pretrained=False)
+    seen: list[Tensor] = []
+    net.backbone.conv1_7x7_s2.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    red = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    red[:, 0] = 255
+    net(red)
+    torch.testing.assert_close(seen[0][0, :, 0, 0], torch.tensor([-104.0, -117.0, 127.0]), rtol=0, atol=1e-4)
+
+
+def test_saving_and_loading_never_reverses_the_colours(file: Path, tmp_path: Path) -> None:
+    net = EmbeddingNet("bninception", 8, weights=str(file)).eval()
+    images = pixels()
+    with torch.no_grad():
+        expected = net(images)
+        torch.save(net.state_dict(), tmp_path / "checkpoint.pth")
+        again = EmbeddingNet.from_config(net.config).eval()
+        again.load_state_dict(torch.load(tmp_path / "checkpoint.pth"))
+        assert torch.equal(again(images), expected)
+        # Our backbone, passed on as a file: the same tensors again.
+        torch.save(net.backbone.state_dict(), tmp_path / "backbone.pth")
+        passed_on = EmbeddingNet("bninception", 8, weights=str(tmp_path / "backbone.pth")).eval()
+        passed_on.head.load_state_dict(net.head.state_dict())
+        assert torch.equal(passed_on(images), expected)
+
+
+# Training
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen_statistics", "train"])
+def test_every_parameter_gets_a_gradient(batch_norm: str) -> None:
+    net = EmbeddingNet("bninception", 8, pretrained=False, batch_norm=batch_norm)
+    assert {name.removeprefix("backbone.") for name in net.state_dict()} - {"head.weight", "head.bias"} == (
+        set(SHAPES) - CLASSIFIER
+    )
+    statistics = {name: value.clone() for name, value in net.named_buffers() if "running_" in name}
+    (net(pixels()) * torch.randn(2, 8)).sum().backward()
+    assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
+    moved = [name for name, value in net.named_buffers() if name in statistics and not value.equal(statistics[name])]
+    assert len(moved) == (0 if batch_norm == "frozen_statistics" else len(statistics))
+
+
+def test_bf16_autocast_trains(file: Path) -> None:
+    net = EmbeddingNet("bninception", 8, weights=str(file))
+    images, direction = pixels(), torch.randn(2, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        embeddings = net(images)
+    (embeddings * direction).sum().backward()
+    assert embeddings.dtype == torch.float32
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in net.parameters())
+    with torch.no_grad():
+        assert (torch.nn.functional.cosine_similarity(embeddings, net(images)) > 0.99).all()
+
+
+# As any timm model
+
+
+def test_timm_interface() -> None:
+    model = timm.create_model("bninception.caffe_in1k", num_classes=7, in_chans=1, drop_rate=0.5).eval()
+    assert isinstance(model, BNInception)
+    images = torch.randn(2, 1, 64, 96)
+    with torch.no_grad():
+        features = model.forward_features(images)
+        assert features.shape == (2, 1024, 2, 3)
+        logits = model(images)
+        assert logits.shape == (2, 7)
+        assert torch.equal(model.forward_head(features), logits)
+        torch.testing.assert_close(model.forward_head(features, pre_logits=True), features.mean((2, 3)))
+        assert model.get_classifier() is model.last_linear
+        assert model.head_drop.p == 0.5
+        assert (model.num_features, model.head_hidden_size, model.num_classes) == (1024, 1024, 7)
+        model.reset_classifier(0)
+        assert model(images).shape == (2, 1024)
+        model.reset_classifier(3, "catavgmax")
+        assert model.head_hidden_size == 2048
+        assert model(images).shape == (2, 3)
+        model.reset_classifier(0, "")
+        assert torch.equal(model(images), features)
+    assert sum(parameter.numel() for parameter in model.get_classifier().parameters()) == 0
+
+
+# Weights
+
+
+def publish_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = timm.models.get_pretrained_cfg("bninception")
+    monkeypatch.setitem(_registry._model_pretrained_cfgs, "bninception", replace(config, url=url))
+
+
+@pytest.mark.parametrize("change", ["lacks", "has more", "differs"])
+def test_every_tensor_must_fit(as_published: dict[str, Tensor], tmp_path: Path, change: str) -> None:
+    changed = dict(as_published)
+    if change == "lacks":
+        del changed["inception_4c_3x3_bn.running_var"]
+    elif change == "has more":
+        changed["inception_6a_1x1.bias"] = torch.zeros(3)
+    else:
+        changed["inception_4c_3x3.weight"] = torch.zeros(160, 128, 1, 1)
+    torch.save(changed, tmp_path / "weights.pth")
+    with pytest.raises(UsageError, match="does not fit bninception: 1 tensors differ, the first is 'inception_"):
+        create_pretrained("bninception", str(tmp_path / "weights.pth"), num_classes=0)
+
+
+def test_without_network_the_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(weights_module, "_reachable", lambda address: False)
+    with pytest.raises(UsageError, match=r"weights of bninception .*/bn_inception-52deb4733\.pth .*weights=FILE"):
+        EmbeddingNet("bninception", 8)
+
+
+@pytest.mark.parametrize("place", ["local file", "cache", "download"])
+def test_an_altered_published_file_is_refused(
+    as_published: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    altered = checkpoints / "bn_inception-52deb4733.pth"
+    if place == "download":
+        source = tmp_path / altered.name
+        source.write_bytes(b"cut short")
+        publish_at(source.as_uri(), monkeypatch)
+    else:
+        torch.save(as_published, altered)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(UsageError, match="cut short or altered") as caught:
+        EmbeddingNet("bninception", 8, weights=str(altered) if place == "local file" else None)
+    assert "52deb4733" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert altered.exists() == (place != "download")
+
+
+def test_a_download_with_the_right_hash_is_loaded(
+    as_published: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(as_published, tmp_path / "download")
+    digest = hashlib.sha256((tmp_path / "download").read_bytes()).hexdigest()
+    source = (tmp_path / "download").rename(tmp_path / f"bn_inception-{digest[:9]}.pth")
+    publish_at(source.as_uri(), monkeypatch)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    net = EmbeddingNet("bninception", 8)
+    assert torch.equal(net.backbone.conv1_7x7_s2.weight, as_published["conv1_7x7_s2.weight"])
+    assert (tmp_path / "checkpoints" / source.name).is_file()

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from proxy_anchor import EmbeddingNet
+from proxy_anchor.errors import UsageError
+from proxy_anchor.models import weights as weights_module
+from proxy_anchor.models.weights import create_pretrained
+
+IMAGENET_MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+IMAGENET_STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> nn.Module:
+    """torchvision's network as it is after loading weights, with its hidden switch on; random weights."""
+    torch.manual_seed(0)
+    network = torchvision.models.GoogLeNet(aux_logits=True, transform_input=True, init_weights=False)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def file(theirs: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "torchvision.pth"
+    torch.save(theirs.state_dict(), path)
+    return path
+
+
+def pixels(count: int = 2, size: int = 64) -> Tensor:
+    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8)
+
+
+def test_same_numbers_as_torchvision_with_its_hidden_switch(theirs: nn.Module, file: Path) -> None:
+    net = EmbeddingNet("googlenet", 1000, pooling="own", weights=str(file)).eval()
+    net.head.load_state_dict(theirs.fc.state_dict())
+    images = pixels()
+    with torch.no_grad():
+        expected = nn.functional.normalize(theirs((images / 255 - IMAGENET_MEAN) / IMAGENET_STD))
+        torch.testing.assert_close(net(images), expected, rtol=0, atol=1e-5)
+
+
+def test_nothing_is_renormalised_inside(theirs: nn.Module) -> None:
+    model = timm.create_model("googlenet").eval()
+    model.load_state_dict({k: v for k, v in theirs.state_dict().items() if not k.startswith("aux")})
+    plain = torchvision.models.GoogLeNet(aux_logits=True, transform_input=False, init_weights=False).eval()
+    plain.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(model(images), plain(images))
+    assert not hasattr(model, "transform_input")
+
+
+def test_preprocessing_is_half_half() -> None:
+    config = timm.models.get_pretrained_cfg("googlenet")
+    assert config.mean == config.std == (0.5, 0.5, 0.5)
+    assert config.url == torchvision.models.GoogLeNet_Weights.IMAGENET1K_V1.url
+    assert config.license
+
+
+def test_no_auxiliary_and_no_unused_parameters(theirs: nn.Module) -> None:
+    net = EmbeddingNet("googlenet", 8, pretrained=False)
+    backbone = {name for name, _ in net.backbone.named_parameters()}
+    expected = {name for name, _ in theirs.named_parameters() if not name.startswith(("aux", "fc"))}
+    assert backbone == expected
+    (net(pixels()) * torch.randn(2, 8)).sum().backward()
+    assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("change", ["lacks", "has more", "differs"])
+def test_every_other_tensor_must_fit(theirs: nn.Module, tmp_path: Path, change: str) -> None:
+    state = dict(theirs.state_dict())
+    if change == "lacks":
+        del state["inception4c.branch1.bn.bias"]
+    elif change == "has more":
+        state["inception6a.branch1.bn.bias"] = torch.zeros(3)
+    else:
+        state["inception4c.branch1.bn.bias"] = torch.zeros(3)
+    torch.save(state, tmp_path / "weights.pth")
+    with pytest.raises(UsageError, match="does not fit googlenet: 1 tensors differ, the first is 'inception"):
+        create_pretrained("googlenet", str(tmp_path / "weights.pth"), num_classes=0)
+
+
+def test_timms_own_loading_drops_the_auxiliary_classifiers_too(file: Path, theirs: nn.Module) -> None:
+    model = timm.create_model("googlenet", pretrained=True, pretrained_cfg_overlay={"file": str(file)})
+    state = theirs.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert "fc.weight" in model.state_dict()
+
+
+def test_round_trip(file: Path) -> None:
+    net = EmbeddingNet("googlenet", 8, weights=str(file), batch_norm="frozen").eval()
+    again = EmbeddingNet.from_config(net.config).eval()
+    again.load_state_dict(net.state_dict())
+    images = pixels()
+    assert torch.equal(again(images), net(images))
+
+
+def test_bf16_autocast_trains(file: Path) -> None:
+    net = EmbeddingNet("googlenet", 8, weights=str(file))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        embeddings = net(pixels())
+    (embeddings * torch.randn(2, 8)).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen_statistics", "train"])
+def test_batch_norm_statistics(file: Path, batch_norm: str) -> None:
+    net = EmbeddingNet("googlenet", 8, weights=str(file), batch_norm=batch_norm).eval().train()
+    statistics = {name: value.clone() for name, value in net.named_buffers() if "running_" in name}
+    net(pixels())
+    still = [name for name, value in net.named_buffers() if name in statistics and value.equal(statistics[name])]
+    assert len(still) == (len(statistics) if batch_norm == "frozen_statistics" else 0)
+
+
+def test_timm_interface() -> None:
+    model = timm.create_model("googlenet.tv_in1k", num_classes=7, in_chans=1, drop_rate=0.2).eval()
+    images = torch.randn(2, 1, 64, 96)
+    with torch.no_grad():
+        features = model.forward_features(images)
+        assert features.shape == (2, 1024, 2, 3)
+        assert model(images).shape == (2, 7)
+        torch.testing.assert_close(model.forward_head(features, pre_logits=True), features.mean((2, 3)))
+        assert model.get_classifier() is model.fc
+        assert (model.num_features, model.head_hidden_size, model.num_classes) == (1024, 1024, 7)
+        model.reset_classifier(0, "")
+        assert torch.equal(model(images), features)
+
+
+def test_without_network_the_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(weights_module, "_reachable", lambda address: False)
+    with pytest.raises(UsageError, match=r"weights of googlenet .*/googlenet-1378be20\.pth .*weights=FILE"):
+        EmbeddingNet("googlenet", 8)

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.retrieval import metrics as module
+from proxy_anchor.retrieval import search as search_module
+from proxy_anchor.retrieval.metrics import (
+    map_at_r,
+    num_queries_without_positive,
+    r_precision,
+    recall_at_k,
+    retrieval_metrics,
+)
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def on_circle(*degrees: float) -> np.ndarray:
+    angles = np.radians(degrees)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def from_hits(hits: list[list[bool]]) -> tuple[float, float]:
+    """MAP@R and R-precision, summed as fractions from each query's sorted gallery: hit or miss, rank by rank."""
+    total, precision = Fraction(0), Fraction(0)
+    for found in hits:
+        r = sum(found)
+        for i in range(1, r + 1):
+            total += Fraction(found[i - 1] * sum(found[:i]), i * r)
+        precision += Fraction(sum(found[:r]), max(r, 1))
+    return float(total / len(hits)), float(precision / len(hits))
+
+
+def by_fractions(x: np.ndarray, labels: np.ndarray, g: np.ndarray, g_labels: np.ndarray) -> tuple[float, float]:
+    """For small integer vectors, without any rounding: sort by sign(s) * s**2, then index. `g is x`: self-search."""
+    hits = []
+    for i, a in enumerate(x.tolist()):
+        keys = []
+        for j, b in enumerate(g.tolist()):
+            dot = sum(p * q for p, q in zip(a, b, strict=True))
+            if not (g is x and i == j):
+                keys.append((-Fraction(dot * abs(dot), sum(q * q for q in b) or 1), j))
+        hits.append([bool(g_labels[j] == labels[i]) for _, j in sorted(keys)])
+    return from_hits(hits)
+
+
+def by_numpy(
+    x: np.ndarray, labels: np.ndarray, g: np.ndarray | None = None, g_labels: np.ndarray | None = None
+) -> tuple[float, float]:
+    """For any vectors: plain float64 numpy, one query at a time; runs of similarities 1e-12 apart sort by index."""
+    itself = g is None
+    g, g_labels = (x, labels) if g is None or g_labels is None else (g, g_labels)
+    unit, g_unit = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (x.astype("f8"), g.astype("f8")))
+    average_precision, precision = np.zeros((2, len(x)))
+    for i, a in enumerate(unit):
+        similar = g_unit @ a
+        order = np.argsort(-similar)
+        order = order[order != i] if itself else order
+        run = np.cumsum(-np.diff(similar[order], prepend=2) > 1e-12)
+        correct = g_labels[order[np.lexsort((order, run))]] == labels[i]
+        r = correct.sum()
+        if r:
+            average_precision[i] = np.mean(correct[:r] * np.cumsum(correct[:r]) / np.arange(1, r + 1))
+            precision[i] = np.mean(correct[:r])
+    return average_precision.mean(), precision.mean()
+
+
+def both(*args: object, **kwargs: object) -> tuple[float, float]:
+    return map_at_r(*args, **kwargs), r_precision(*args, **kwargs)  # type: ignore[arg-type]
+
+
+class TestByHand:
+    @pytest.mark.parametrize(
+        ("correct", "map_", "precision"),
+        [  # R = 10; the four cases of Musgrave et al. 2020, section 3.2
+            ([1], Fraction(1, 10), Fraction(1, 10)),
+            ([1, 10], Fraction(12, 100), Fraction(2, 10)),
+            ([1, 2], Fraction(2, 10), Fraction(2, 10)),
+            (range(1, 11), 1, 1),
+            # and: the first place wrong; nothing within R; one at the last place within R
+            (range(2, 11), sum(Fraction(i - 1, i) for i in range(2, 11)) / 10, Fraction(9, 10)),
+            ([], 0, 0),
+            ([10], Fraction(1, 100), Fraction(1, 10)),
+        ],
+    )
+    def test_one_query_with_ten_positives(self, correct: range, map_: Fraction, precision: Fraction) -> None:
+        """The first ten are correct as listed; the positives that are left over come behind them."""
+        labels = np.array([1 if rank in correct else 0 for rank in range(1, 11)] + [1] * (10 - len(correct)))
+        gallery = on_circle(*range(1, len(labels) + 1))
+        got = both(on_circle(0), np.array([1]), gallery=gallery, gallery_labels=labels)
+        assert got == pytest.approx((float(map_), float(precision)), abs=1e-15)
+
+    def test_points_on_a_circle(self) -> None:
+        x, labels = on_circle(0, 10, 25, 45, 85), np.array([7, 3, 7, 3, 3])
+        # Neighbours, nearest first, + for a positive; R is the number of +, and only the first R count:
+        #  0: 10- 25+ 45- 85-   R=1: AP 0            precision 0
+        # 10: 0-  25- 45+ 85+   R=2: AP 0            precision 0
+        # 25: 10- 45- 0+  85-   R=1: AP 0            precision 0
+        # 45: 25- 10+ 85+ 0-    R=2: AP (1/2) / 2    precision 1/2
+        # 85: 45+ 25- 10+ 0-    R=2: AP (1) / 2      precision 1/2
+        assert both(x, labels) == pytest.approx(((1 / 4 + 1 / 2) / 5, (1 / 2 + 1 / 2) / 5), abs=1e-15)
+
+    def test_the_query_is_removed_by_index_not_by_position(self) -> None:
+        x = rows(100).repeat(2, 1)
+        assert both(x, torch.arange(200)) == (0, 0)
+        assert both(x, torch.arange(100).repeat(2)) == (1, 1)
+
+    def test_nothing_is_removed_from_a_gallery(self) -> None:
+        x, labels = rows(50), torch.arange(50)
+        assert both(x, labels, gallery=x, gallery_labels=labels) == (1, 1)
+        assert both(x, labels) == (0, 0)
+
+    def test_duplicates_rank_by_index(self) -> None:
+        # Of each point four copies, of classes a b a a, and its opposite, of class a: R = 3 for a, 0 for b.
+        # Copy 1 sees b a a. Copies 3 and 4 see a b a. The opposite sees other points first.
+        x, a = rows(40, 256), torch.arange(40)
+        x, labels = torch.cat([x, x, x, x, -x]), torch.cat([a, a + 100, a, a, a])
+        copies = [(1 / 2 + 2 / 3) / 3, 0, (1 + 2 / 3) / 3, (1 + 2 / 3) / 3, 0]
+        assert both(x, labels) == pytest.approx((sum(copies) / 5, 3 * (2 / 3) / 5), abs=1e-14)
+        scaled = x * torch.rand(len(x), 1).add(0.1)
+        assert both(scaled.double(), labels) == pytest.approx((sum(copies) / 5, 3 * (2 / 3) / 5), abs=1e-14)
+
+    def test_zero_rows_have_similarity_zero(self) -> None:
+        x = np.array([[0, 0], [0, 0], [1, 0], [0, 1], [-1, 0]])
+        labels = np.array([0, 0, 2, 2, 2])
+        assert both(x.astype("f4"), labels) == pytest.approx(by_fractions(x, labels, x, labels), abs=1e-15)
+
+
+class TestQueriesWithoutPositive:
+    x, labels = on_circle(0, 1, 40, 80), np.array([0, 0, 1, 2])
+
+    def test_count_zero_and_stay_in_the_denominator(self) -> None:
+        assert both(self.x, self.labels) == (2 / 4, 2 / 4)
+        assert recall_at_k(self.x, self.labels, 1) == {1: 2 / 4}
+
+    def test_in_a_gallery(self) -> None:
+        got = both(self.x, self.labels, gallery=self.x[:3], gallery_labels=self.labels[:3])
+        assert got == (3 / 4, 3 / 4)
+
+    def test_nobody_has_one(self) -> None:
+        assert both(rows(5), torch.arange(5)) == (0, 0)
+        assert both(rows(1), torch.arange(1)) == (0, 0)
+        assert both(rows(5), torch.arange(5), gallery=rows(3), gallery_labels=torch.full((3,), 9)) == (0, 0)
+
+
+@pytest.mark.parametrize("with_gallery", [False, True])
+@pytest.mark.parametrize("lonely", [0, 7])
+def test_pytorch_metric_learning_times_the_share_with_a_positive(lonely: int, with_gallery: bool) -> None:
+    accuracy = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
+    pytest.importorskip("faiss")
+    random = np.random.default_rng(lonely)
+    centres = random.normal(size=(12, 32))
+    classes = np.concatenate([random.integers(0, 12, 200 - lonely), 100 + np.arange(lonely)])
+    x = torch.tensor(centres[classes % 12] + 1.5 * random.normal(size=(200, 32)))
+    x, labels = torch.nn.functional.normalize(x).float(), torch.tensor(classes)  # the calculator takes them as given
+    names = ("precision_at_1", "mean_average_precision_at_r", "r_precision")
+    calculator = accuracy.AccuracyCalculator(include=names, device=torch.device("cpu"))
+    gallery = {"gallery": x[60:193], "gallery_labels": labels[60:193]} if with_gallery else {}
+    queries = slice(0, 60) if with_gallery else slice(None)
+    if with_gallery and lonely:
+        queries = torch.cat([torch.arange(60), torch.arange(193, 200)])
+    theirs = calculator.get_accuracy(x[queries], labels[queries], *gallery.values())
+    ours = retrieval_metrics(x[queries], labels[queries], 1, **gallery)
+    without = num_queries_without_positive(labels[queries], gallery.get("gallery_labels"))
+    assert without == lonely
+    share = 1 - without / len(x[queries])
+    assert 0.1 < ours["map_at_r"] < ours["r_precision"] < 0.9
+    for key, name in zip(("recall_at_1", "map_at_r", "r_precision"), names, strict=True):
+        assert ours[key] == pytest.approx(share * theirs[name], abs=1e-6)  # their sums are float64, ranks float32
+
+
+class TestAgainstPlainLoops:
+    @settings(max_examples=80, deadline=None, derandomize=True)
+    @given(data=st.data())
+    def test_coarse_integers(self, data: st.DataObject) -> None:
+        dim, count, more = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 14)), data.draw(st.integers(1, 14))
+        table = st.lists(st.lists(st.integers(-1, 1), min_size=dim, max_size=dim), min_size=count, max_size=count)
+        x = np.array(data.draw(table))
+        labels = np.array(data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)))
+        got = both(x.astype("f4"), labels)
+        assert got == pytest.approx(by_fractions(x, labels, x, labels), abs=1e-14)
+        assert got[0] <= got[1] + 1e-15
+        g, g_labels = np.resize(x[::-1], (more, dim)), np.resize(labels[::-1] + 1, more)
+        got = both(x.astype("f4"), labels, gallery=g.astype("f4"), gallery_labels=g_labels)
+        assert got == pytest.approx(by_fractions(x, labels, g, g_labels), abs=1e-14)
+
+    @pytest.mark.parametrize("dim", [3, 12, 200])
+    @pytest.mark.parametrize("spare", [0, 1, 32])
+    def test_many_exact_ties_across_the_cut(self, dim: int, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_SPARE_HITS", spare)
+        random = np.random.default_rng(dim)
+        x, labels = random.integers(-1, 2, (150, dim)), random.integers(0, 12, 150) ** 2 // 12  # classes of 13 to 50
+        expected = by_fractions(x, labels, x, labels)
+        assert 0 < expected[0] < expected[1] < 1
+        assert both(x.astype("f4"), labels) == pytest.approx(expected, abs=1e-14)
+
+    @pytest.mark.parametrize("noise", [0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-2, 1])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_clusters_of_near_duplicates(self, noise: float, dtype: type) -> None:
+        """In float32 these similarities would come in any order."""
+        random = np.random.default_rng(0)
+        centres = random.normal(size=(6, 32))
+        x = (centres[random.integers(0, 6, 150)] + noise * random.normal(size=(150, 32))).astype(dtype)
+        labels = random.integers(0, 10, 150)
+        assert both(x, labels) == pytest.approx(by_numpy(x, labels), abs=1e-14)
+        g, g_labels = x[:99] + dtype(noise), labels[:99]
+        got = both(x, labels, gallery=g, gallery_labels=g_labels)
+        assert got == pytest.approx(by_numpy(x, labels, g, g_labels), abs=1e-14)
+
+    def test_classes_of_very_different_size(self) -> None:
+        labels = np.repeat(np.arange(7), [1, 2, 3, 5, 60, 120, 209])
+        x = rows(400, 8).numpy() + np.eye(8)[labels]
+        assert both(x, labels) == pytest.approx(by_numpy(x, labels), abs=1e-14)
+
+    @pytest.mark.parametrize("chunk", [1, 77, 4 * 7 * 61])
+    def test_chunk_sizes_that_do_not_divide(self, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        random = np.random.default_rng(3)
+        x, labels = random.integers(-1, 2, (61, 4)), random.integers(0, 6, 61)
+        monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
+        assert both(x.astype("f4"), labels) == pytest.approx(by_fractions(x, labels, x, labels), abs=1e-14)
+
+    def test_one_class_of_everything_and_r_above_2048(self) -> None:
+        """Beyond what faiss returns on a GPU. All of one class: 1 for each, whatever the order."""
+        x = rows(2300, 4)
+        assert both(x, torch.zeros(2300, dtype=torch.long)) == pytest.approx((1, 1), abs=1e-12)
+        labels = torch.zeros(2300, dtype=torch.long)
+        labels[2150:] = 1
+        assert both(x, labels) == pytest.approx(by_numpy(x.numpy(), labels.numpy()), abs=1e-12)
+
+    def test_collapsed_network_gets_chance(self) -> None:
+        """All rows equal, labels i % 20: the 100 - 1 nearest of row i are the first other rows."""
+        labels = torch.arange(2000) % 20
+        first = [[j for j in range(100) if j != i][:99] for i in range(2000)]
+        hits = [[j % 20 == i % 20 for j in found] for i, found in enumerate(first)]
+        got = both(torch.full((2000, 64), 0.3), labels)
+        assert got[1] == pytest.approx(np.mean([sum(each) / 99 for each in hits]), abs=1e-12)
+        assert got[1] == pytest.approx(1 / 20, abs=2e-3)
+        assert got[0] < got[1]
+
+
+class TestRetrievalMetrics:
+    @pytest.mark.parametrize("engine", ["auto", "torch"] + ["faiss_cpu"] * search_module.has_faiss())
+    def test_is_the_three_functions(self, engine: str) -> None:
+        random = np.random.default_rng(8)
+        x, labels = random.normal(size=(300, 16)), random.integers(0, 30, 300)
+        for gallery in ({}, {"gallery": x[:200] + 0.1, "gallery_labels": labels[:200]}):
+            got = retrieval_metrics(x, labels, (1, 4), engine=engine, **gallery)
+            recall = recall_at_k(x, labels, (1, 4), **gallery)
+            expected = {f"recall_at_{k}": value for k, value in recall.items()}
+            assert got == {**expected, "map_at_r": map_at_r(x, labels, **gallery), "r_precision": got["r_precision"]}
+            assert got["r_precision"] == r_precision(x, labels, **gallery)
+            assert all(type(value) is float for value in got.values())
+
+    def test_without_faiss(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        x, labels = rows(120), torch.arange(120) % 9
+        expected = retrieval_metrics(x, labels)
+        monkeypatch.setitem(sys.modules, "faiss", None)
+        assert retrieval_metrics(x, labels) == expected
+
+    def test_autocast_and_reduced_precision_change_nothing(self) -> None:
+        x, labels = rows(300, 32), torch.arange(300) % 20
+        expected = retrieval_metrics(x, labels)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert retrieval_metrics(x, labels) == expected
+            assert map_at_r(x, labels) == expected["map_at_r"]
+
+    @needs_cuda
+    def test_cuda(self) -> None:
+        random = np.random.default_rng(5)
+        x, labels = random.integers(-1, 2, (150, 12)), random.integers(0, 12, 150)
+        got = both(torch.tensor(x).float().cuda(), labels)
+        assert got == pytest.approx(by_fractions(x, labels, x, labels), abs=1e-14)
+
+    def test_k_and_engine_are_checked(self) -> None:
+        x, labels = rows(20), torch.arange(20) % 4
+        with pytest.raises(UsageError, match=r"K=20 .* 19 images besides the query"):
+            retrieval_metrics(x, labels, 20)
+        with pytest.raises(UsageError, match="engine=fiass"):
+            retrieval_metrics(x, labels, engine="fiass")
+
+
+@pytest.mark.parametrize("metric", [map_at_r, r_precision, retrieval_metrics])
+class TestArguments:
+    def test_bad_embeddings_are_counted(self, metric: object) -> None:
+        x, labels = rows(20), torch.zeros(20, dtype=torch.long)
+        bad = x.clone()
+        bad[[2, 5, 5], [0, 1, 2]] = float("nan")
+        bad[7, 0] = float("inf")
+        with pytest.raises(UsageError, match="3 of 20 query"):
+            metric(bad, labels)  # type: ignore[operator]
+        with pytest.raises(UsageError, match="3 of 20 gallery"):
+            metric(x, labels, gallery=bad, gallery_labels=labels)  # type: ignore[operator]
+
+    def test_shapes_that_disagree(self, metric: object) -> None:
+        x, labels = rows(20), torch.arange(20)
+        with pytest.raises(UsageError, match="20 query embeddings but 19 labels"):
+            metric(x, labels[:19])  # type: ignore[operator]
+        with pytest.raises(UsageError, match="both, or neither"):
+            metric(x, labels, gallery=x)  # type: ignore[operator]
+        with pytest.raises(UsageError, match="D=16 and the gallery D=8"):
+            metric(x, labels, gallery=rows(20, 8), gallery_labels=labels)  # type: ignore[operator]
+
+    def test_embeddings_with_gradient_are_left_alone(self, metric: object) -> None:
+        x = rows(20).requires_grad_()
+        before = x.detach().clone()
+        metric(x, torch.arange(20) % 4)  # type: ignore[operator]
+        assert torch.equal(x.detach(), before)
+
+
+def test_no_chunk_is_larger_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    plain = search_module.similarity_chunk
+
+    def spy(*args: object) -> Tensor:
+        chunk = plain(*args)  # type: ignore[arg-type]
+        sizes.append(chunk.numel() * chunk.element_size())
+        return chunk
+
+    monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", 10_000)
+    monkeypatch.setattr(module, "similarity_chunk", spy)
+    map_at_r(rows(300, 4), torch.arange(300) % 7)
+    assert max(sizes) <= 2 * 10_000
+    assert sum(sizes) == 8 * 300 * 300
