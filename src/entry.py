@@ -124,8 +124,9 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         try:
             return main(cfg)
         except USER_ERRORS as error:
-            with suppress(OSError):
-                output_folder().rmdir()  # only succeeds while nothing has been written
+            if output_folder() != Path.cwd():  # evaluate.py and others run where the user stands
+                with suppress(OSError):
+                    output_folder().rmdir()  # only succeeds while nothing has been written
             if HydraConfig.get().mode != RunMode.RUN:
                 raise  # the sweeper has to know
             failures.append(error)
@@ -171,6 +172,10 @@ def one_line(error: BaseException) -> str:
     if text.startswith("Error in call to target"):  # the cause says it in its own words
         key = re.search(r"full_key: (\S+)", text)
         return f"{key[1] + ': ' if key else ''}{str(chain[-1]).strip().splitlines()[0]}"
+    if match := re.match(r"You must specify '(?P<group>\w+)'", text):
+        return f"{match['group']} is needed: add {match['group']}=NAME, one of: {', '.join(_choices(match['group']))}."
+    if text.startswith("mismatched input '='"):
+        return "a value that holds = stands in two kinds of quotes: 'key=\"value\"'."
     if match := re.match(r"Missing mandatory value: (\S+)", text):
         return f"{match[1]} is needed: add {match[1]}=... to the command."
     return " ".join(line.strip() for line in text.splitlines()[:2]) or type(error).__name__
@@ -191,8 +196,12 @@ def _unknown_key(key: str, chain: list[BaseException]) -> str:
     return f"unknown key {key!r}.{did_you_mean(name, known)}{listed}"
 
 
+def _choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (Path(CONF) / group).glob("*.yaml"))
+
+
 def _unknown_choice(group: str, name: str) -> str:
-    known = sorted(path.stem for path in (Path(CONF) / group).glob("*.yaml"))
+    known = _choices(group)
     if group == "backbone":
         import timm
 

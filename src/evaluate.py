@@ -9,14 +9,16 @@ from omegaconf import DictConfig, OmegaConf
 import entry
 
 
-def evaluate(cfg: DictConfig) -> dict[int, float]:
-    """{K: recall in [0, 1]} of the checkpoint, on its own data set or on another one."""
+def evaluate(cfg: DictConfig) -> dict[str, float]:
+    """Recall@K, MAP@R, R-precision (and NMI, if asked for) of the checkpoint, on its own data set or on another one."""
     import pytorch_lightning as pl
     from hydra.utils import instantiate
     from torch import nn
 
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.reports.tables import write_json
+    from proxy_anchor.retrieval.clustering import nmi
+    from proxy_anchor.retrieval.metrics import map_at_r, r_precision
     from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
@@ -25,20 +27,20 @@ def evaluate(cfg: DictConfig) -> dict[int, float]:
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
     if cfg.dataset.name == "from_checkpoint":
-        dataset = trained.dataset
+        recall_k = trained.dataset.recall_k
         if cfg.dataset.root is not None:
-            dataset.load.root = entry.absolute(cfg.dataset.root)
+            trained.dataset.load.root = entry.absolute(cfg.dataset.root)
+        splits = entry.load_splits(trained)
     else:
         entry.make_paths_absolute(cfg)
-        dataset = cfg.dataset
+        recall_k, splits = cfg.dataset.recall_k, instantiate(cfg.dataset.load)
 
     # The images are prepared as the network saw them in training, whatever the data set.
-    images = {**trained.dataset.images}
     batch_size = cfg.data.eval_batch_size or trained.data.eval_batch_size or trained.data.batch_size
-    data = ImageDataModule(
-        instantiate(dataset.load), batch_size=1, eval_batch_size=batch_size, num_workers=cfg.data.num_workers, **images
-    )
-    recall = RecallCallback(cfg.recall_k or dataset.recall_k, engine=cfg.search_engine.name)
+    loading = {"eval_batch_size": batch_size, "num_workers": cfg.data.num_workers}
+    data = ImageDataModule(splits, batch_size=1, **loading, **trained.dataset.images)
+    recall = RecallCallback(cfg.recall_k or recall_k, engine=cfg.search_engine.name)
+    recall.check(splits)
     trainer = pl.Trainer(
         accelerator=trained.trainer.accelerator,
         devices=1,
@@ -50,11 +52,24 @@ def evaluate(cfg: DictConfig) -> dict[int, float]:
     )
     print(data.describe(), flush=True)
     trainer.validate(MetricLearner(net, nn.Identity()), data, verbose=False)
-    result = recall.history[-1].recall
+
+    recalls = recall.history[-1].recall
+    print(f"{cfg.checkpoint} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")
+    # Ranked where the embeddings are: on the GPU if the network ran there.
+    embeddings = [each.to(trainer.strategy.root_device) for each in recall.selected_embeddings]
+    gallery = {}
+    if splits.gallery is not None:
+        gallery = {"gallery": embeddings[1], "gallery_labels": splits.gallery.labels}
+    results = {f"recall_at_{k}": value for k, value in recalls.items()}
+    results["map_at_r"] = map_at_r(embeddings[0], splits.query.labels, **gallery)
+    results["r_precision"] = r_precision(embeddings[0], splits.query.labels, **gallery)
+    if cfg.nmi:
+        results["nmi"] = nmi(embeddings[0], splits.query.labels, engine=cfg.search_engine.name)
+    others = {name: value for name, value in results.items() if not name.startswith("recall")}
+    print("  ".join(f"{name} {100 * value:.2f}" for name, value in others.items()))
     if cfg.output is not None:
-        write_json(Path(cfg.output), {"checkpoint": entry.absolute(cfg.checkpoint), "recall": result})
-    print(f"{cfg.checkpoint} (epoch {saved.epoch}): {format_recall(result, digits=2)}")
-    return result
+        write_json(Path(cfg.output), {"checkpoint": entry.absolute(cfg.checkpoint), **results})
+    return results
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import entry
 from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
+
+import entry
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"

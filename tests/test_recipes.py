@@ -10,9 +10,10 @@ import pytest
 import torch
 from cli import compose_train
 from omegaconf import OmegaConf
+from torch import nn
+
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.optim import OptimizerSettings
-from torch import nn
 
 # Optimisation. Its table has columns for BN-Inception and ResNet-50. GoogLeNet takes BN-Inception's ("networks outside the
 # paper"; batch 180 is its own), ResNet-101 takes ResNet-50's, and the ResNets on SOP and In-Shop, where the table has no

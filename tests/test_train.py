@@ -60,7 +60,9 @@ def test_evaluate_reproduces_training_to_the_last_digit(trained, tmp_path, which
     folder, _ = trained
     run_ok("evaluate.py", f"checkpoint={folder}/{which}.ckpt", "output=numbers.json", cwd=tmp_path)
     recorded = json.loads((folder / "result.json").read_text())[which]["recall"]
-    assert json.loads((tmp_path / "numbers.json").read_text())["recall"] == recorded
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert {k: numbers[f"recall_at_{k}"] for k in recorded} == recorded
+    assert 0 < numbers["map_at_r"] <= numbers["r_precision"] < numbers["recall_at_1"]
     assert [path.name for path in tmp_path.iterdir()] == ["numbers.json"]
 
 
@@ -155,6 +157,7 @@ BAD_INPUT = {
     "validation=folds validation.num_folds=5": "at least 10",
     "loss.alhpa=16": "unknown key 'loss.alhpa'. Did you mean 'alpha'?",
     "datset=cars": "Did you mean 'dataset'?",
+    "experiment=cub_51": "Did you mean 'cub_512'?",
     "dataset=carz": "Did you mean 'cars'?",
     "backbone=resnet51": "nor a timm model. Did you mean 'resnet",
     "backbone=resnet18 batch_norm=train": "backbone.weights=FILE",

@@ -70,17 +70,13 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
             tqdm(pool.map(_inspect, paths), total=len(paths), desc="checking", unit=" images", disable=not progress)
         )
     remarks = {path: remark for path, (remark, _) in zip(paths, results, strict=True)}
-    findings = [Finding(kind, path, *where, detail) for *where, path, kind, detail in _spread(entries, remarks)]
+    findings = [
+        Finding(kind, path, table, name, detail) for table, path, name in entries for kind, detail in remarks[path]
+    ]
     digests = {path: digest for path, (_, digest) in zip(paths, results, strict=True) if digest}
     findings += _same_bytes(entries, digests)
     order = [*UNUSABLE, *ODD]
     return sorted(findings, key=lambda finding: order.index(finding.kind))  # stable: table order within a kind
-
-
-def _spread(
-    entries: Sequence[tuple[str, Path, str]], remarks: dict[Path, list[tuple[str, str]]]
-) -> list[tuple[str, str, Path, str, str]]:
-    return [(table, name, path, *remark) for table, path, name in entries for remark in remarks[path]]
 
 
 def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:

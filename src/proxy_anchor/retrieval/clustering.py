@@ -1,8 +1,8 @@
 """NMI: do the clusters of a k-means agree with the classes? On demand, once: it costs about 20 searches.
 
-Read it with care. It depends on the start of k-means, and it rises with the number of clusters: 60,000 random vectors
-in classes of 5 score far above 0 (Musgrave et al. 2020, section 3.2). MAP@R is the better number; NMI is for
-comparison with older papers.
+Read it with care. It depends on the start of k-means, and it rises with the number of classes whatever the network:
+60,502 random vectors in 11,316 classes, as many as SOP has, score 0.8 (weakness described by Musgrave et al. 2020).
+MAP@R is the better number; NMI is for comparison with older papers.
 """
 
 from __future__ import annotations

@@ -92,16 +92,16 @@ def map_at_r(
     embeddings, labels, gallery, gallery_labels, and the removal of the query itself by index: as in `recall_at_k`.
     Denominator: all Q queries; one with R = 0 counts as 0, as it counts as a miss in Recall@K, so that all columns of
     a table speak of the same queries and MAP@R <= R-precision. pytorch-metric-learning leaves those queries out; its
-    value is this one times Q / (Q - num_queries_without_positive). CUB, Cars, SOP and In-Shop have none.
+    value is this one times Q / (Q - num_queries_without_positive).
     Ties: ranked in float64; each run of neighbours whose similarities differ by at most 1e-12 from one to the next is
     one tie, and ranks by gallery index, lower first. A collapsed network gets chance, not 100 %.
-    The neighbour lists, and so the value up to rounding in the mean (about 1e-15), are the same on every device and for
-    every chunk size. There is no limit on R.
+    Every device and chunk size gives the same neighbours and the same value up to rounding in the mean (1e-15), unless
+    two similarities are within float64 rounding of exactly 1e-12 apart. There is no limit on R.
     Memory beyond the input: normalised copies, 8 bytes per value; 2 bytes x search.CHUNK_ELEMENTS (64 MB, or one row of
-    similarities in float64 if that is more), up to 15 times as much where R is near N. Time: one Q x N product in
+    similarities in float64 if that is more), up to 10 times as much where R is near N. Time: one Q x N product in
     float64; a collapsed network, where most neighbours are tied, costs a full sort of each row besides.
     Raises UsageError for NaN or infinite embeddings (counted) and shapes that disagree.
-    Musgrave et al. 2020, "A Metric Learning Reality Check", section 3.2, the two equations of MAP@R.
+    Musgrave et al. 2020, "A Metric Learning Reality Check", the two equations of MAP@R.
     """
     average_precision, _ = _scores_at_r(_make_problem(embeddings, labels, gallery, gallery_labels))
     return average_precision.mean().item()
@@ -113,7 +113,7 @@ def r_precision(
     """Share of positives among the R nearest neighbours, averaged over queries, in [0, 1].
 
     R, denominator (all Q queries, 0 where R = 0), self-match, ties, memory, raises: as in `map_at_r`.
-    Musgrave et al. 2020, section 3.2.
+    Musgrave et al. 2020, "A Metric Learning Reality Check".
     """
     _, precision = _scores_at_r(_make_problem(embeddings, labels, gallery, gallery_labels))
     return precision.mean().item()
