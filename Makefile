@@ -17,13 +17,16 @@ $(BIN)/python:
 
 # A marker per set of extras, renewed when the dependencies change.
 $(VENV)/installed-%: pyproject.toml | $(BIN)/python
+	@# faiss-cpu and faiss-gpu overwrite each other: never both in one environment.
+	if ls $(VENV)/installed-* 2>/dev/null | grep -qv -e '-$(EXTRA)$$' -e '-$(EXTRA)-'; then \
+		$(BIN)/python -m pip uninstall -q -y faiss-cpu faiss-gpu; rm -f $(VENV)/installed-*; fi
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(subst -,$(comma),$*)]'
 	@touch $@
 comma = ,
 
 install: $(VENV)/installed-$(EXTRA)  ## create .venv and install the package into it
 
-demo: install  ## train on the embedded data set (3 minutes on 2 cores)
+demo: install  ## train on the embedded data set (a minute or two on 2 cores)
 	$(BIN)/python src/train.py
 
 test: $(VENV)/installed-$(EXTRA)-test  ## run the tests (under 10 minutes on 2 cores)

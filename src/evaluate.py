@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -23,26 +24,28 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
+    entry.check_evaluation(cfg)
     saved = load_checkpoint(cfg.checkpoint)
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
     if cfg.dataset.name == "from_checkpoint":
-        recall_k = trained.dataset.recall_k
+        recall_k = trained.recall_k
         if cfg.dataset.root is not None:
             trained.dataset.load.root = entry.absolute(cfg.dataset.root)
         splits = entry.load_splits(trained)
     else:
         entry.make_paths_absolute(cfg)
+        if "test_fraction" in cfg.dataset and cfg.dataset.test_fraction is None:
+            cfg.dataset.test_fraction = 1.0  # nothing is trained here: without a split of its own, all is searched
         recall_k, splits = cfg.dataset.recall_k, instantiate(cfg.dataset.load)
 
     # The images are prepared as the network saw them in training, whatever the data set.
     batch_size = cfg.data.eval_batch_size or trained.data.eval_batch_size or trained.data.batch_size
     loading = {"eval_batch_size": batch_size, "num_workers": cfg.data.num_workers}
     data = ImageDataModule(splits, batch_size=1, **loading, **trained.dataset.images)
-    recall = RecallCallback(cfg.recall_k or recall_k, engine=cfg.search_engine.name)
+    recall = RecallCallback(recall_k if cfg.recall_k is None else cfg.recall_k, engine=cfg.search_engine.name)
     recall.check(splits)
     trainer = pl.Trainer(
-        accelerator=trained.trainer.accelerator,
         devices=1,
         precision=trained.trainer.precision,
         callbacks=[recall],
@@ -51,13 +54,16 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         enable_model_summary=False,
     )
     print(data.describe(), flush=True)
+    seen = set(saved.metadata["classes"]) & set(splits.query.classes)
+    if seen:
+        print(f"note: {len(seen)} of {splits.query.num_classes} searched classes have the name of a class trained on.")
     trainer.validate(MetricLearner(net, nn.Identity()), data, verbose=False)
 
     recalls = recall.history[-1].recall
     print(f"{cfg.checkpoint} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")
     # Ranked where the embeddings are: on the GPU if the network ran there.
     embeddings = [each.to(trainer.strategy.root_device) for each in recall.selected_embeddings]
-    gallery = {}
+    gallery: dict[str, Any] = {}
     if splits.gallery is not None:
         gallery = {"gallery": embeddings[1], "gallery_labels": splits.gallery.labels}
     results = {f"recall_at_{k}": value for k, value in recalls.items()}

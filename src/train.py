@@ -29,6 +29,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     # Everything that can refuse the configuration comes before the data.
     entry.make_paths_absolute(cfg)
     entry.check_config(cfg)
+    entry.require_new(folder)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=entry.selecting_set(cfg))
     checkpoints = [
@@ -51,7 +52,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         batch_norm=cfg.batch_norm,
     )
 
-    data = ImageDataModule(entry.load_splits(cfg), **cfg.data, **cfg.dataset.images)
+    data = ImageDataModule(entry.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
     metadata = {"config": OmegaConf.to_container(cfg, resolve=True), "classes": list(data.splits.train.classes)}
@@ -63,10 +64,10 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     print(f"before training: {format_recall(recall.history[0].recall)}", flush=True)
     trainer.fit(learner, data)
 
-    retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
     images_per_epoch = trainer.num_training_batches * cfg.data.batch_size
     result = make_result(recall, data.splits, images_per_epoch=images_per_epoch, device=trainer.strategy.root_device)
     write_json(folder / RESULT_FILE, result)
+    retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
     print(summary(result, folder), flush=True)
     return result
 

@@ -29,6 +29,7 @@ def test_one_epoch(dataset, tmp_path):
         "data.num_workers=0",
         "embedding_dim=16",
         "recall_k=[1,2]",
+        "optimizer.warmup_epochs=0",
         "trainer.max_epochs=1",
         "trainer.enable_progress_bar=false",
         "dataset.images.crop=32",

@@ -56,9 +56,12 @@ def test_training_drops_the_short_batch(folder):
 
 def test_shuffling_differs_by_epoch_and_follows_the_seed(folder):
     def epochs(seed: int) -> list[list[int]]:
-        torch.manual_seed(seed)
-        loader = ImageDataModule(make_splits(folder), **SMALL).train_dataloader()
-        return [indices(loader) for _ in range(3)]
+        loader = ImageDataModule(make_splits(folder), seed=seed, **SMALL).train_dataloader()
+        orders = []
+        for epoch in range(3):
+            loader.sampler.set_epoch(epoch)
+            orders.append(indices(loader))
+        return orders
 
     assert epochs(1) == epochs(1)
     assert epochs(1) != epochs(2)
@@ -118,7 +121,8 @@ def test_a_batch_may_be_as_large_as_the_data_and_no_larger(folder):
     loader = ImageDataModule(make_splits(folder), **{**SMALL, "batch_size": NUM_TRAIN}).train_dataloader()
     assert sorted(indices(loader)) == list(range(NUM_TRAIN))
     with pytest.raises(
-        UsageError, match=r"^data\.batch_size=12 is larger than the 11 training images of mine: .*Lower"
+        UsageError,
+        match=r"^data\.batch_size=12 is larger than the 11 training images of mine: .*data.batch_size=11 or less",
     ):
         ImageDataModule(make_splits(folder), **{**SMALL, "batch_size": NUM_TRAIN + 1})
 

@@ -69,16 +69,25 @@ def test_the_seed_decides_the_split_and_nothing_else_does(tmp_path):
     assert load_folder(root).train.paths == load_folder(root).train.paths
 
 
-@pytest.mark.parametrize(
-    ("fraction", "searched"), [(1e-9, 2), (0.2, 2), (0.25, 2), (0.5, 5), (0.8, 8), (1, 8), (1.0, 8)]
-)
+@pytest.mark.parametrize(("fraction", "searched"), [(1e-9, 2), (0.2, 2), (0.25, 2), (0.5, 5), (0.8, 8), (0.999, 8)])
 def test_both_sides_keep_two_classes_at_least(tmp_path, fraction, searched):
     root = make_classes(tmp_path, *"abcdefghij", images=1)
     splits = load_folder(root, test_fraction=fraction)
     assert (splits.train.num_classes, splits.query.num_classes) == (10 - searched, searched)
 
 
-@pytest.mark.parametrize("fraction", [0, -0.1, 1.1, float("nan"), "half", None, True])
+def test_a_fraction_of_one_searches_everything(tmp_path):
+    splits = load_folder(make_classes(tmp_path, *"abc", images=2), test_fraction=1)
+    assert (len(splits.train), splits.query.num_classes, len(splits.query)) == (0, 3, 6)
+    assert "all 3 classes are searched" in splits.notice
+
+
+@pytest.mark.parametrize("seed", [None, "abc", -1, 1.5])
+def test_a_bad_split_seed_is_refused(tmp_path, seed):
+    assert refused(make_classes(tmp_path, *"abcd", images=1), split_seed=seed).startswith("dataset.split_seed=")
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.1, float("nan"), "half", True])
 def test_a_bad_fraction_is_refused_before_the_folder_is_read(fraction):
     assert refused("/nowhere", test_fraction=fraction).startswith(f"dataset.test_fraction={fraction!r}: expected")
 

@@ -467,7 +467,7 @@ def test_links_inside_are_never_made(cub, root, tmp_path):
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
 def test_devices_are_refused(kind, root, tmp_path):
     (tmp_path / "x").write_bytes(tar_of(("dev", None, {"type": kind})))
-    assert "a device or pipe (dev)" in refused(root, tmp_path / "x")
+    assert "a device or pipe ('dev')" in refused(root, tmp_path / "x")
 
 
 def test_no_mode_bits_are_taken_over(cub, root, tmp_path):
@@ -528,7 +528,7 @@ def test_random_damage_is_one_line_and_stays_inside(cub, root, tmp_path):
     contents += [zip_of(("a/b", bytes(300), 0), ("c", b"x" * 300, 0))] * 2
     folder = tmp_path / "in" / "out"
     folder.mkdir(parents=True)
-    refusals = 0
+    refusals = []
     for _ in range(600):
         broken = bytearray(contents[random.integers(len(contents))])
         for position in random.integers(0, len(broken), random.integers(1, 10)):
@@ -537,9 +537,9 @@ def test_random_damage_is_one_line_and_stays_inside(cub, root, tmp_path):
         try:
             module._unpack(tmp_path / "x", folder, progress=False)
         except UsageError as error:
-            assert "\n" not in str(error)
-            refusals += 1
-    assert refusals > 200
+            refusals.append(str(error))
+    assert len(refusals) > 200
+    assert not any("\n" in message for message in refusals)
     assert {path.name for path in tmp_path.iterdir()} == {"in", "x"}
     assert [path.name for path in folder.parent.iterdir()] == ["out"]
 

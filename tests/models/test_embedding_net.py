@@ -263,7 +263,15 @@ def test_config_is_plain() -> None:
         "pooling": "auto",
         "image_size": 64,
         "batch_norm": "frozen_statistics",
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
     }
+
+
+def test_preprocessing_comes_from_the_config_not_from_this_timm_version() -> None:
+    net = EmbeddingNet.from_config({**make().config, "mean": [0.1, 0.2, 0.3], "std": [1.0, 1.0, 0.5]})
+    torch.testing.assert_close(net.mean.flatten(), torch.tensor([25.5, 51.0, 76.5]))
+    torch.testing.assert_close(net.std.flatten(), torch.tensor([255.0, 255.0, 127.5]))
 
 
 def test_loading_is_strict_and_preprocessing_is_not_a_weight() -> None:

@@ -38,7 +38,9 @@ def make_learner() -> Callable[..., MetricLearner]:
         torch.manual_seed(0)
         net = EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32, batch_norm=batch_norm)
         settings = OptimizerSettings(**{"lr": 1e-3, "warmup_epochs": 0} | optimizer)
-        return MetricLearner(net, loss or ProxyAnchorLoss(3, 8), settings, metadata={"config": {"seed": 1}})
+        return MetricLearner(
+            net, loss or ProxyAnchorLoss(3, 8), settings, metadata={"config": {"seed": 1}, "classes": ["a", "b", "c"]}
+        )
 
     return make
 

@@ -110,11 +110,25 @@ def test_the_first_loss_that_is_not_finite_stops_before_any_tensor_is_damaged(
     learner = make_learner(Bad(at, once))
     before = snapshot(learner)
     trainer = make_trainer(max_epochs=3, limit_val_batches=0, accumulate_grad_batches=accumulate)
-    with pytest.raises(UsageError, match=rf"not finite at step {at - 1} \(epoch 1\): lower optimizer\.lr"):
+    with pytest.raises(UsageError, match=rf"loss is not finite at step {at - 1} \(epoch 1\), and no step"):
         trainer.fit(learner, make_data())
     after = snapshot(learner)
     assert all(value.isfinite().all() for value in after.values())
     assert bool(moved(before, after)) == (at > 1)
+
+
+def test_a_gradient_that_is_not_finite_stops_although_the_loss_is(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    class Broken(torch.nn.Module):
+        def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+            return (embeddings - embeddings.detach()).abs().sqrt().sum()  # 0, with gradient inf x 0
+
+    learner = make_learner(Broken())
+    before = snapshot(learner)
+    with pytest.raises(UsageError, match=r"a gradient is not finite at step 0 \(epoch 1\) although the loss is"):
+        make_trainer(limit_val_batches=0).fit(learner, make_data())
+    assert not moved(before, snapshot(learner))
 
 
 def test_gradients_are_clipped_by_value_on_network_and_proxies(

@@ -8,8 +8,8 @@ from torch import nn
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.guard import FiniteGuard
 from proxy_anchor.training.optim import (
-    FiniteLossGuard,
     OptimizerSettings,
     describe_groups,
     make_parameter_groups,
@@ -128,7 +128,7 @@ def test_values_out_of_range_are_named(name: str, value: object) -> None:
     [([], True), ([1.0], True), ([1.0, 2.0], True), ([math.nan], False), ([math.inf], False), ([math.nan, 1.0], False)],
 )
 def test_guard_remembers_every_loss(losses: list[float], finite: bool) -> None:
-    guard = FiniteLossGuard()
+    guard = FiniteGuard()
     for loss in losses:
         guard.watch(torch.tensor(loss, requires_grad=True))
     assert guard.is_finite() == finite

@@ -167,6 +167,21 @@ def test_result_as_plain_types() -> None:
     assert format_recall(result.recall) == "Recall@1 25.0  @10 50.0"
 
 
+def test_the_loss_is_the_mean_of_its_own_epoch(make_data, make_learner, make_trainer) -> None:
+    class Losses(pl.Callback):
+        def __init__(self) -> None:
+            self.values: dict[int, list[float]] = {}
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            self.values.setdefault(trainer.current_epoch + 1, []).append(float(outputs["loss"]))
+
+    recall, losses = RecallCallback((1,), engine="torch"), Losses()
+    make_trainer(callbacks=[recall, losses], max_epochs=3).fit(make_learner(), make_data())
+    assert {result.epoch: result.train_loss for result in recall.history} == {
+        epoch: pytest.approx(sum(values) / len(values)) for epoch, values in losses.values.items()
+    }
+
+
 def test_held_out_classes_select_the_epoch(make_data, make_learner, make_trainer, splits, write_images) -> None:
     [validation] = make_tables(write_images({"v": 3, "w": 3}))
     data = make_data(splits=replace(splits, validation=validation))

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from proxy_anchor.data.images import ImageDataset, test_transform, train_transform
+from proxy_anchor.data.sampling import EpochShuffle
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError, check_int
 
@@ -29,6 +30,7 @@ class ImageDataModule(pl.LightningDataModule):
         splits: what to train on and what to search.
         batch_size: training images per step, over all devices.
         eval_batch_size: images per evaluation step (default: batch_size).
+        seed: of the training order and crops, which depend on nothing but it and the epoch.
         num_workers: decoding processes; None takes the cores of this process, at most 16.
         crop, resize: sides in pixels (see `test_transform`). scale, flip: see `train_transform`.
 
@@ -42,6 +44,7 @@ class ImageDataModule(pl.LightningDataModule):
         batch_size: int = 180,
         eval_batch_size: int | None = None,
         num_workers: int | None = None,
+        seed: int = 0,
         crop: int = 224,
         resize: int = 256,
         scale: Sequence[float] = (0.08, 1.0),
@@ -53,10 +56,10 @@ class ImageDataModule(pl.LightningDataModule):
             check_int("data.eval_batch_size", eval_batch_size, 1)
         if num_workers is not None:
             check_int("data.num_workers", num_workers, 0)
-        if batch_size > len(splits.train):
+        if batch_size > len(splits.train) > 0:
             raise UsageError(
                 f"data.batch_size={batch_size} is larger than the {len(splits.train)} training images of {splits.name}: "
-                "no batch would be full. Lower data.batch_size."
+                f"no batch would be full. Set data.batch_size={len(splits.train)} or less."
             )
         self.splits = splits
         self.batch_size = batch_size
@@ -64,7 +67,8 @@ class ImageDataModule(pl.LightningDataModule):
         self.num_workers = min(_num_cores(), 16) if num_workers is None else num_workers
         train = train_transform(crop, scale=scale, flip=flip)
         test = test_transform(crop, resize=resize)
-        self.train_images = ImageDataset(splits.train, train)
+        self.train_images = ImageDataset(splits.train, train, seed=seed)
+        self.train_order = EpochShuffle(len(splits.train), seed)
         # One loader per table that is searched, with the name of its set and whether it is that set's gallery.
         self.eval_images: list[ImageDataset] = []
         self.eval_roles: list[tuple[str, bool]] = []
@@ -85,19 +89,19 @@ class ImageDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled full batches."""
-        return self._loader(self.train_images, self.batch_size, shuffle=True, drop_last=True)
+        return self._loader(self.train_images, self.batch_size, sampler=self.train_order, drop_last=True)
 
     def val_dataloader(self) -> list[DataLoader]:
         """One loader per entry of `eval_roles`, in table order."""
         return [self._loader(images, self.eval_batch_size) for images in self.eval_images]
 
     def _loader(
-        self, images: Dataset, batch_size: int, *, shuffle: bool = False, drop_last: bool = False
+        self, images: Dataset, batch_size: int, *, sampler: EpochShuffle | None = None, drop_last: bool = False
     ) -> DataLoader:
         return DataLoader(
             images,
             batch_size=batch_size,
-            shuffle=shuffle,
+            sampler=sampler,
             drop_last=drop_last,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),

@@ -7,11 +7,12 @@ import io
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from proxy_anchor.data.images import IMAGE_SUFFIXES, is_hidden, is_image_file
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
-from proxy_anchor.errors import UsageError, check_number, did_you_mean
+from proxy_anchor.errors import UsageError, check_int, check_number, did_you_mean
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
@@ -25,7 +26,7 @@ def load_folder(
     root: Path | str | None,
     *,
     csv_file: Path | str | None = None,
-    test_fraction: float = 0.5,
+    test_fraction: float | None = None,
     split_seed: int = 0,
     verify_files: bool = True,
 ) -> Splits:
@@ -36,13 +37,16 @@ def load_folder(
     csv_file: a table with the columns path, label and, where wanted, split (train or test) and role (query or gallery,
         for test images).
     test_fraction: where no split is given, the share of the *classes* that is searched, at least two of each kind;
-        no class is on both sides. split_seed: which classes these are.
+        no class is on both sides. None is one half; 1 searches all of them and leaves nothing to train on.
+    split_seed: which classes these are.
     verify_files: False also lists images that are missing or empty, for src/check.py.
 
     Raises UsageError for a missing folder or list, an empty class, unknown columns or values, missing or empty images,
     or too few classes.
     """
+    test_fraction = 0.5 if test_fraction is None else test_fraction
     check_number("dataset.test_fraction", test_fraction, 0, maximum=1, exclusive=True)
+    check_int("dataset.split_seed", split_seed, 0)
     splits = _load(root, csv_file, test_fraction, split_seed)
     if verify_files:
         require_files([path for table in splits.tables.values() for path in table.paths], splits.name)
@@ -173,9 +177,12 @@ def _group_of(split: str, role: str, where: str) -> str:
 def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name: str) -> Splits:
     """Share the classes out at random: no split was given."""
     classes = sorted({label for _, label in rows}, key=natural_key)
+    if test_fraction == 1:
+        return _finish([], rows, None, name, f"no split was given: all {len(classes)} classes are searched.")
     if len(classes) < 4:
+        inside = f" If {classes[0]} itself holds the class folders, pass that folder." if len(classes) == 1 else ""
         raise UsageError(
-            f"{name} has {len(classes)} classes; a class-disjoint split needs at least 4 (2 to train, 2 to search)."
+            f"{name} has {len(classes)} classes; a class-disjoint split needs at least 4 (2 to train, 2 to search).{inside}"
         )
     random.Random(split_seed).shuffle(classes)
     num_test = min(max(2, round(len(classes) * test_fraction)), len(classes) - 2)
@@ -193,14 +200,12 @@ def _finish(train: list[Row], query: list[Row], gallery: list[Row] | None, name:
     if gallery and not query:
         raise UsageError(f"{name} has gallery images but none with role query: nothing would be searched for.")
     for what, rows in {"train": train, "test": query}.items():
-        if not rows:
+        if not rows and not (what == "train" and notice):
             raise UsageError(f"{name} has no {what} images: give both a train and a test part, or no split at all.")
     [train_table] = make_tables(train)
     query_table, *gallery_table = make_tables(query, *([gallery] if gallery else []))
     splits = Splits(name, train_table, query_table, gallery_table[0] if gallery_table else None, notice)
     if splits.shared_classes:
         shared = f"{len(splits.shared_classes)} of {query_table.num_classes} searched classes are also trained on"
-        splits = Splits(
-            name, train_table, query_table, splits.gallery, f"{shared}: Recall@K is not over unseen classes."
-        )
+        splits = replace(splits, notice=f"{shared}: Recall@K is not over unseen classes.")
     return splits

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
+from proxy_anchor.data.sampling import mix
 from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UsageError, check_int, check_number
 
@@ -104,15 +105,27 @@ class ImageDataset(Dataset):
     """The images of a table, transformed: item i is (uint8 tensor (3, H, W), label, i).
 
     The index travels with the image, so that evaluation can undo whatever order or padding a sampler made.
+
+    seed: of a random transform. Index e * N + i (see `EpochShuffle`) is image i with the random numbers of epoch e, which
+    depend on nothing else. None for a transform that is not random.
     """
 
-    def __init__(self, table: ImageTable, transform: Callable[[Image.Image], Tensor]) -> None:
+    def __init__(
+        self, table: ImageTable, transform: Callable[[Image.Image], Tensor], *, seed: int | None = None
+    ) -> None:
         self.table = table
         self.transform = transform
+        self.seed = seed
         self.labels = torch.from_numpy(table.labels)
 
     def __len__(self) -> int:
         return len(self.table)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
-        return self.transform(read_rgb(self.table.paths[index])), self.labels[index], index
+        epoch, row = divmod(index, len(self.table))
+        image = read_rgb(self.table.paths[row])
+        if self.seed is None:
+            return self.transform(image), self.labels[row], row
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(self.seed, epoch, row))
+            return self.transform(image), self.labels[row], row

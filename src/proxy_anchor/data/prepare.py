@@ -288,7 +288,8 @@ def _unpack(archive: Path, folder: Path, *, progress: bool) -> None:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{archive} is damaged or cut off ({reason}): fetch it again.") from error
     except (RuntimeError, ValueError) as error:  # zipfile does not know the method, or no file can have the name
-        raise UsageError(f"{archive} cannot be unpacked ({error}): unpack it with another program.") from error
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{archive} cannot be unpacked ({reason}): unpack it with another program.") from error
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise UsageError(
             f"{archive} has a file and a folder of one name ({error.filename}): fetch it again."
@@ -341,7 +342,7 @@ def _tar_members(archive: Path, unpacked: IO[bytes]) -> Iterator[tuple[str, IO[b
                 _refuse_outside(archive, member.name, posixpath.join(start, member.linkname))
             elif not (member.isreg() or member.isdir()):
                 raise UsageError(
-                    f"{archive} holds a device or pipe ({member.name}): it is no data set. Nothing was kept."
+                    f"{archive} holds a device or pipe ({member.name!r}): it is no data set. Nothing was kept."
                 )
             yield member.name, tar.extractfile(member) if member.isreg() else None
         # The checksum of a compressed file stands at its end, behind what tar reads.

@@ -7,7 +7,8 @@ were trained with, so that no caller can combine the two wrongly.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import timm
 import torch
@@ -34,6 +35,7 @@ class EmbeddingNet(nn.Module):
         weights: a local weights file instead of the published ones.
         batch_norm: "frozen_statistics" (running statistics stay, scale and shift train; what the released code does on
             CUB and Cars), "frozen" (scale and shift stay too) or "train".
+        mean, std: per RGB channel of pixels in [0, 1]; None takes those that the weights were trained with.
 
     Raises UsageError for an unknown backbone, a pooling that does not fit it, or weights that cannot be had.
     """
@@ -48,6 +50,8 @@ class EmbeddingNet(nn.Module):
         pretrained: bool = True,
         weights: str | None = None,
         batch_norm: str = "frozen_statistics",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         check_int("embedding_dim", embedding_dim, 1)
@@ -55,7 +59,7 @@ class EmbeddingNet(nn.Module):
         check_choice("batch_norm", batch_norm, ["frozen_statistics", "frozen", "train"])
         self.batch_norm = batch_norm
         # Enough to build the same network again around saved weights (see `from_config`).
-        self.config = {
+        self.config: dict[str, Any] = {
             "backbone": backbone,
             "embedding_dim": embedding_dim,
             "pooling": pooling,
@@ -73,10 +77,11 @@ class EmbeddingNet(nn.Module):
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
 
-        preprocessing = self.backbone.pretrained_cfg
-        mean, std = (torch.tensor(preprocessing[key]) * 255.0 for key in ("mean", "std"))  # type: ignore[index]
-        self.register_buffer("mean", mean.view(3, 1, 1), persistent=False)
-        self.register_buffer("std", std.view(3, 1, 1), persistent=False)
+        trained_with = self.backbone.pretrained_cfg
+        for name, given in {"mean": mean, "std": std}.items():
+            values = tuple(trained_with[name] if given is None else given)  # type: ignore[index]
+            self.config[name] = list(values)
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1) * 255.0, persistent=False)
         for module in self._batch_norms():
             if batch_norm == "frozen":
                 module.requires_grad_(False)

@@ -38,7 +38,11 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(f"checkpoint={path} cannot be read ({reason}): it is damaged or no checkpoint.") from error
     metadata = content.get(CHECKPOINT_KEY) if isinstance(content, dict) else None
-    if metadata is None:
+    if (
+        not isinstance(metadata, dict)
+        or not {"format", "model", "config", "classes"} <= metadata.keys()
+        or not {"epoch", "state_dict"} <= content.keys()
+    ):
         raise UsageError(f"checkpoint={path} was not written by train.py: it does not say which network it holds.")
     if metadata["format"] > CHECKPOINT_FORMAT:
         raise UsageError(f"checkpoint={path} has format {metadata['format']}, newer than this version reads: update.")
@@ -50,7 +54,10 @@ def load_embedding_net(checkpoint: Checkpoint) -> EmbeddingNet:
 
     Raises UsageError when the stored tensors and the network differ.
     """
-    net = EmbeddingNet.from_config(checkpoint.metadata["model"])
+    try:
+        net = EmbeddingNet.from_config(checkpoint.metadata["model"])
+    except TypeError as error:
+        raise UsageError(f"{checkpoint.path} describes a network that this version does not know ({error}).") from error
     state = {key.removeprefix("net."): value for key, value in checkpoint.state.items() if key.startswith("net.")}
     try:
         net.load_state_dict(state)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training.guard import FiniteGuard
 from proxy_anchor.training.optim import (
-    FiniteLossGuard,
     OptimizerSettings,
     describe_groups,
     make_parameter_groups,
@@ -51,7 +52,7 @@ class MetricLearner(pl.LightningModule):
         if isinstance(loss, ProxyAnchorLoss):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
         self.metadata = metadata or {}
-        self._guard = FiniteLossGuard()
+        self._losses, self._gradients = FiniteGuard(), FiniteGuard()
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D)."""
@@ -61,7 +62,7 @@ class MetricLearner(pl.LightningModule):
         """Images in, embeddings out, loss, log."""
         images, labels, _ = batch
         loss = self.loss(self.net(images), labels)
-        self._guard.watch(loss)
+        self._losses.watch(loss)
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(labels))
         return loss
 
@@ -83,17 +84,29 @@ class MetricLearner(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Stop on a loss that is not finite; during warm-up, hide the backbone's gradients from the optimizer.
+        """Stop on a loss or gradient that is not finite; during warm-up, hide the backbone's gradients from the optimizer.
 
         Warm-up does not touch `requires_grad`: DDP hooks only what requires grad when it wraps the module, and a
         network compiled while frozen keeps no gradient path after it is released. A parameter without gradient is
         skipped by AdamW altogether (no decay, no moments), which is what a frozen one sees.
         """
-        if not self._guard.is_finite():
+        where = f"at step {self.global_step} (epoch {self.current_epoch + 1})"
+        if not self._losses.is_finite():
             raise UsageError(
-                f"the loss is not finite at step {self.global_step} (epoch {self.current_epoch + 1}): lower optimizer.lr, "
-                "or train with trainer.precision=32. The last checkpoint is from before this step."
+                f"the loss is not finite {where}, and no step was taken on it: lower optimizer.lr (or loss.alpha), or train "
+                "with trainer.precision=32."
             )
+        # 16-mixed meets infinite gradients by design: its scaler skips those steps.
+        if str(self.trainer.precision) != "16-mixed":
+            # Looked at before it is renewed: on a GPU the norm is known one step later, without waiting for it.
+            previous_finite = self._gradients.is_finite() if self.device.type == "cuda" else True
+            gradients = [p.grad for p in self.parameters() if p.grad is not None]
+            self._gradients.watch(torch.nn.utils.get_total_norm(gradients))
+            if not previous_finite or (self.device.type != "cuda" and not self._gradients.is_finite()):
+                raise UsageError(
+                    f"a gradient is not finite {where} although the loss is: lower optimizer.lr, or train with "
+                    "trainer.precision=32."
+                )
         if self.current_epoch < self.settings.warmup_epochs:
             for parameter in self.net.backbone.parameters():
                 parameter.grad = None

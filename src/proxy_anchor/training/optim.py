@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
@@ -79,34 +78,3 @@ def describe_groups(groups: list[dict[str, Any]]) -> str:
         f"{group['name']} {group['lr']:.4g} ({sum(p.numel() for p in group['params']):,} parameters)"
         for group in groups
     )
-
-
-class FiniteLossGuard:
-    """Stops training at the first loss that is not finite, before the optimizer steps on it.
-
-    On a GPU the flag is copied to the host while the backward pass runs, so that looking at it costs no waiting.
-    """
-
-    def __init__(self) -> None:
-        self._seen: torch.Tensor | None = None  # on the loss's device
-        self._flag: torch.Tensor | None = None  # its copy on the host
-        self._copied: torch.cuda.Event | None = None
-
-    def watch(self, loss: torch.Tensor) -> None:
-        """Remember whether this (scalar) loss and those before it are finite."""
-        flag = torch.isfinite(loss.detach())
-        if self._seen is not None:  # gradients may be accumulated over several losses
-            flag &= self._seen
-        self._seen = flag
-        if flag.is_cuda:
-            self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(flag, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-        else:
-            self._flag = flag
-
-    def is_finite(self) -> bool:
-        """Whether all losses so far were finite."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._flag is None or bool(self._flag)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
@@ -75,6 +76,7 @@ class RecallCallback(pl.Callback):
         self.history: list[EpochResult] = []
         self.selected_embeddings: list[Tensor] = []
         self._train_start = self._eval_start = 0.0
+        self._losses: list[Tensor] = []
 
     @property
     def monitor(self) -> str:
@@ -116,7 +118,14 @@ class RecallCallback(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the epoch's clock."""
+        self._losses = []
         self._train_start = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the loss on its device: the trainer's own mean of the epoch is made only after this evaluation."""
+        self._losses.append(outputs["loss"].detach())
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Forget the previous pass."""
@@ -145,18 +154,19 @@ class RecallCallback(pl.Callback):
         recall = {name: metric.compute() for name, metric in self.metrics.items()}
         training = trainer.state.fn == "fit"
         searched = next(iter(recall))
-        loss = trainer.callback_metrics.get("train/loss_epoch", trainer.callback_metrics.get("train/loss"))
         result = EpochResult(
             epoch=trainer.current_epoch + 1 if training else 0,
             recall=recall[searched],
             train_seconds=self._eval_start - self._train_start if training else 0.0,
             eval_seconds=time.perf_counter() - self._eval_start,
-            train_loss=float(loss) if training and loss is not None else None,
+            train_loss=float(torch.stack(self._losses).mean()) if training else None,
             validation=recall["validation"] if "validation" in recall and searched != "validation" else None,
         )
         self.history.append(result)
         for name, values in recall.items():
             pl_module.log_dict({f"{name}/recall_at_{k}": value for k, value in values.items()})
+        # The logger's own `epoch` counts from 0 and is 0 for the untrained state too.
+        pl_module.log("epochs_trained", float(result.epoch))
         if self.selected is result:
             self.selected_embeddings = self._embeddings(self.metrics[searched])
         if training:
