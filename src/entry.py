@@ -266,7 +266,7 @@ _ANY_TYPE = ("run", "recall_k", "trainer.precision", "trainer.devices", "trainer
 
 def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
     """Raise for a value of another type than its default (a number for a text, a text for a group, ...)."""
-    for key in default:
+    for key in map(str, default):
         name = f"{place}{key}"
         if name in _ANY_TYPE or OmegaConf.is_missing(default, key) or default[key] is None:
             continue

@@ -76,7 +76,7 @@ def test_evaluate_on_another_data_set(trained, tmp_path):
     output = run_ok(
         "evaluate.py", f"checkpoint={folder}/best.ckpt", "dataset=folder", "dataset.root=mine", cwd=tmp_path
     )
-    assert "data: mine, 16 train images of 4 classes, 16 query images of 4 classes" in output
+    assert "data: mine, 0 train images of 0 classes, 32 query images of 8 classes" in output
     assert "Recall@1" in output
 
 
@@ -164,9 +164,9 @@ BAD_INPUT = {
     "backbone=resnet18 backbone.pretrained=false batch_norm=frozen": "add batch_norm=train",
     "backbone.pooling=median": "choose one of: auto, avg+max",
     "embedding_dim=0": "embedding_dim=0: expected a whole number of at least 1",
-    "embedding_dim=many": "embedding_dim='many'",
+    "embedding_dim=many": "embedding_dim=many: expected a number, as in embedding_dim=",
     "loss.alpha=-1": "loss.alpha=-1: expected a finite number above 0",
-    "loss.delta=x": "loss.delta='x'",
+    "loss.delta=x": "loss.delta=x: expected a number",
     "optimizer.lr=nan": "optimizer.lr=nan",
     "optimizer.schedule=steps": "choose one of: step, cosine, constant",
     "trainer.precision=8": "choose one of: 32, 32-true, bf16-mixed, 16-mixed",
@@ -176,7 +176,15 @@ BAD_INPUT = {
     "dataset=cars": "is not a folder",
     "dataset=folder": "dataset.root=FOLDER",
     "dataset=folder dataset.csv=nothing.csv": "no such file",
-    "data.batch_size=99999": "Lower data.batch_size",
+    "data.batch_size=99999": "Set data.batch_size=64 or less",
+    "seed=99999999999": "below 2**32",
+    "trainer=null": "trainer=null: choose one of",
+    "backbone.name=5": "expected a text",
+    "optimizer=fast": "expected a group of keys",
+    "trainer.check_val_every_n_epoch=5": "no epoch would be evaluated",
+    "trainer.gradient_clip_val=-1": "trainer.gradient_clip_val=-1",
+    "optimizer.warmup_epochs=1": "the backbone would never move",
+    "run=../outside": "expected a name for the run folder",
     "recall_k=[1,9999]": "K=9999 is larger than the gallery",
     "backbone.name=": "backbone",
 }
@@ -213,6 +221,7 @@ def test_unreadable_image_stops_the_run_in_one_line(tmp_path):
         "backbone=test_resnet",
         "backbone.pretrained=false",
         "batch_norm=train",
+        "optimizer.warmup_epochs=0",
         "data.batch_size=4",
         "data.num_workers=2",
         "trainer.max_epochs=1",
@@ -222,6 +231,15 @@ def test_unreadable_image_stops_the_run_in_one_line(tmp_path):
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith(f"error: image {bad} cannot be read")
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_folder_is_never_mixed_with_another_run(tmp_path):
+    run_ok("train.py", "run=x", *TINY_GLYPHS, cwd=tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "runs" / "x").rglob("*") if path.is_file()}
+    done = run_entry("train.py", "run=x", "loss.alpha=16", *TINY_GLYPHS, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "already holds a run: choose another run=NAME" in done.stderr
+    assert before == {path: path.read_bytes() for path in (tmp_path / "runs" / "x").rglob("*") if path.is_file()}
 
 
 def test_any_timm_name_is_a_backbone(tmp_path):

@@ -24,7 +24,12 @@ def trained(make_data: Callable, make_learner: Callable, make_trainer: Callable,
 def test_content_is_plain_and_complete(trained) -> None:
     learner, file = trained
     content = torch.load(file, weights_only=True)
-    assert content["proxy_anchor"] == {"format": 1, "model": learner.net.config, "config": {"seed": 1}, "classes": ["a", "b", "c"]}
+    assert content["proxy_anchor"] == {
+        "format": 1,
+        "model": learner.net.config,
+        "config": {"seed": 1},
+        "classes": ["a", "b", "c"],
+    }
     assert torch.equal(content["state_dict"]["loss.proxies"], learner.loss.proxies)
     assert set(content["state_dict"]) == set(learner.state_dict())
     states = content["optimizer_states"][0]["state"]
