@@ -136,6 +136,10 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         hydra.main(version_base="1.3", config_path=CONF, config_name=config_name)(job)()
     except USER_ERRORS as error:
         failures.append(error)
+    except ValueError as error:
+        if "Config group override must be" not in str(error):  # Hydra's answer to GROUP=null, and only to that
+            raise
+        failures.append(UsageError("a config group cannot be null: name one of its files, or leave it out."))
     except (KeyboardInterrupt, SystemExit) as stop:
         # Lightning turns Ctrl-C into an exit of its own.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
@@ -293,9 +297,6 @@ def _check_against_defaults(cfg: DictConfig, config_name: str) -> None:
     choices = HydraConfig.get().runtime.choices
     chosen = [f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice is not None]
     check_types(cfg, compose(config_name, overrides=[each for each in chosen if not each.startswith("experiment=")]))
-    for group, choice in choices.items():
-        if choice is None and group in ("dataset", "backbone", "loss", "trainer"):
-            raise UsageError(f"{group}=null: choose one of: {', '.join(_choices(group))}.")
 
 
 def check_evaluation(cfg: DictConfig) -> None:

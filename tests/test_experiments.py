@@ -178,6 +178,7 @@ def test_every_experiment_trains_on_made_up_images(name, roots, tmp_path):
         "recall_k=[1,2]",
         "logger=csv",
         "trainer.max_epochs=1",
+        "optimizer.warmup_epochs=0",
         "trainer.accelerator=cpu",
         "trainer.enable_progress_bar=false",
     )
@@ -202,6 +203,7 @@ def test_sweep_runs_as_its_contract_says(roots, tmp_path):
         "data.num_workers=0",
         "recall_k=[1,2]",
         "trainer.max_epochs=1",
+        "optimizer.warmup_epochs=0",
         "trainer.enable_progress_bar=false",
         cwd=tmp_path,
     )

@@ -178,7 +178,7 @@ BAD_INPUT = {
     "dataset=folder dataset.csv=nothing.csv": "no such file",
     "data.batch_size=99999": "Set data.batch_size=64 or less",
     "seed=99999999999": "below 2**32",
-    "trainer=null": "trainer=null: choose one of",
+    "trainer=null": "a config group cannot be null",
     "backbone.name=5": "expected a text",
     "optimizer=fast": "expected a group of keys",
     "trainer.check_val_every_n_epoch=5": "no epoch would be evaluated",
