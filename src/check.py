@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 import entry
+import settings
 
 
 def check(cfg: DictConfig) -> bool:
@@ -16,7 +17,7 @@ def check(cfg: DictConfig) -> bool:
 
     from proxy_anchor.data.check import UNUSABLE, check_images, format_findings, write_findings
 
-    entry.make_paths_absolute(cfg)
+    settings.make_paths_absolute(cfg)
     if "allow_partial" in cfg.dataset:
         cfg.dataset.allow_partial = True  # a difference in numbers is printed, and hides no file
     splits = instantiate(cfg.dataset.load, verify_files=False)

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 import entry
+import settings
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
@@ -17,24 +18,24 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from torch import nn
 
     from proxy_anchor.data.datamodule import ImageDataModule
-    from proxy_anchor.reports.tables import write_json
+    from proxy_anchor.reports.files import write_json
     from proxy_anchor.retrieval.clustering import nmi
     from proxy_anchor.retrieval.metrics import map_at_r, r_precision
     from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
-    entry.check_evaluation(cfg)
+    settings.check_evaluation(cfg)
     saved = load_checkpoint(cfg.checkpoint)
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
     if cfg.dataset.name == "from_checkpoint":
         recall_k = trained.recall_k
         if cfg.dataset.root is not None:
-            trained.dataset.load.root = entry.absolute(cfg.dataset.root)
-        splits = entry.load_splits(trained)
+            trained.dataset.load.root = settings.absolute(cfg.dataset.root)
+        splits = settings.load_splits(trained)
     else:
-        entry.make_paths_absolute(cfg)
+        settings.make_paths_absolute(cfg)
         if "test_fraction" in cfg.dataset and cfg.dataset.test_fraction is None:
             cfg.dataset.test_fraction = 1.0  # nothing is trained here: without a split of its own, all is searched
         recall_k, splits = cfg.dataset.recall_k, instantiate(cfg.dataset.load)
@@ -74,7 +75,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     others = {name: value for name, value in results.items() if not name.startswith("recall")}
     print("  ".join(f"{name} {100 * value:.2f}" for name, value in others.items()))
     if cfg.output is not None:
-        write_json(Path(cfg.output), {"checkpoint": entry.absolute(cfg.checkpoint), **results})
+        write_json(Path(cfg.output), {"checkpoint": settings.absolute(cfg.checkpoint), **results})
     return results
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 import entry
-from proxy_anchor.errors import UsageError
+import settings
 
 
 def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
@@ -19,29 +19,26 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.models.embedding_net import EmbeddingNet
+    from proxy_anchor.reports.files import RESULT_FILE, write_json
     from proxy_anchor.reports.gallery import retrieval_gallery
     from proxy_anchor.reports.run import make_result, summary
-    from proxy_anchor.reports.tables import RESULT_FILE, write_json
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
     # Everything that can refuse the configuration comes before the data.
-    entry.make_paths_absolute(cfg)
-    entry.check_config(cfg)
-    entry.require_new(folder)
+    settings.make_paths_absolute(cfg)
+    settings.check_config(cfg)
+    settings.require_new(folder)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=entry.selecting_set(cfg))
+    recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=settings.selecting_set(cfg))
     checkpoints = [
         ModelCheckpoint(folder, "best", monitor=recall.monitor, mode="max", enable_version_counter=False),
         ModelCheckpoint(folder, "last", enable_version_counter=False),
     ]
     loggers = [instantiate(each, save_dir=folder) for each in cfg.logger.values()]
     trainer = instantiate(cfg.trainer, logger=loggers, callbacks=[recall, *checkpoints], default_root_dir=folder)
-    if trainer.world_size > 1:
-        raise UsageError(
-            f"trainer.devices={cfg.trainer.devices}: this version trains on one device; use trainer.devices=1."
-        )
+    settings.require_one_device(trainer)
     net = EmbeddingNet(
         cfg.backbone.name,
         cfg.embedding_dim,
@@ -52,7 +49,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         batch_norm=cfg.batch_norm,
     )
 
-    data = ImageDataModule(entry.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
+    data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
     metadata = {"config": OmegaConf.to_container(cfg, resolve=True), "classes": list(data.splits.train.classes)}
@@ -74,8 +71,8 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
 def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     """One run per fold, each in its own folder, and their mean."""
+    from proxy_anchor.reports.files import RESULT_FILE, write_json
     from proxy_anchor.reports.run import fold_summary
-    from proxy_anchor.reports.tables import RESULT_FILE, write_json
 
     results = []
     for fold in range(cfg.validation.num_folds):

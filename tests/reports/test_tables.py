@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy_anchor.reports.tables import RESULT_FILE, format_table, read_result, write_json
+from proxy_anchor.reports.files import RESULT_FILE, read_result, write_json
+from proxy_anchor.reports.tables import format_table
 
 
 def test_numbers_stand_right_and_texts_left():

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-RESULT_FILE = "result.json"
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -32,18 +28,3 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
-
-
-def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON aside and rename it, so that a reader never sees half a file."""
-    aside = file.with_name(file.name + ".tmp")
-    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    aside.replace(file)
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run, or None."""
-    try:
-        return json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None

@@ -1,0 +1,162 @@
+"""From the config to arguments: paths, splits, and every check that needs no data.
+
+Only files in src/ itself see the Hydra config; the package below them takes named arguments. Imports that cost seconds
+stand inside the functions that need them, so that errors come at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from proxy_anchor.errors import UsageError
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+    from proxy_anchor.data.table import Splits
+
+
+def absolute(path: str) -> str:
+    """A path that the user gave relative to where they stand."""
+    return str(Path(path).expanduser().resolve())
+
+
+def make_paths_absolute(cfg: DictConfig) -> None:
+    """Make the data set's paths absolute: a checkpoint remembers them and is used from elsewhere."""
+    for key in ("root", "csv"):
+        if cfg.dataset.get(key) is not None:
+            cfg.dataset[key] = absolute(cfg.dataset[key])
+
+
+def selecting_set(cfg: DictConfig) -> str:
+    """Which set's Recall chooses the epoch."""
+    return "test" if cfg.validation.name == "test" else "validation"
+
+
+def load_splits(cfg: DictConfig) -> Splits:
+    """The data set, with classes held out of training when `validation` asks for it."""
+    from hydra.utils import instantiate
+
+    from proxy_anchor.data.holdout import hold_out_classes, take_fold
+
+    splits = instantiate(cfg.dataset.load)
+    arguments = {key: value for key, value in cfg.validation.items() if key != "name"}
+    if cfg.validation.name == "classes":
+        return hold_out_classes(splits, **arguments)
+    return take_fold(splits, **arguments) if cfg.validation.name == "folds" else splits
+
+
+def require_one_device(trainer: pl.Trainer) -> None:
+    """Refuse several devices: losses averaged over shards would be another function than the loss of the batch."""
+    if trainer.world_size > 1:
+        raise UsageError(
+            f"trainer.devices: this version trains on one device, not {trainer.world_size}; use devices=1."
+        )
+
+
+def require_new(folder: Path) -> None:
+    """Refuse a run folder that holds another run: their files would be mixed."""
+    if any(folder.glob("*")):
+        raise UsageError(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
+
+
+# Values of more than one type; everything else has the type of its default.
+_ANY_TYPE = ("run", "recall_k", "trainer.precision", "trainer.devices", "trainer.strategy", "trainer.deterministic")
+
+
+def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
+    """Raise for a value of another type than its default (a number for a text, a text for a group, ...)."""
+    for key in map(str, default):
+        name = f"{place}{key}"
+        if name in _ANY_TYPE or OmegaConf.is_missing(default, key) or default[key] is None:
+            continue
+        given: Any = cfg[key]
+        usual: Any = default[key]
+        if isinstance(usual, DictConfig):
+            if not isinstance(given, DictConfig):
+                raise UsageError(f"{name}={given}: expected a group of keys ({', '.join(map(str, usual))}).")
+            check_types(given, usual, f"{name}.")
+            continue
+        kinds: tuple[type, ...] = (ListConfig,) if isinstance(usual, ListConfig) else (type(usual),)
+        if isinstance(usual, (int, float)) and not isinstance(usual, bool):
+            kinds = (int, float)  # which of them, and the range, is checked where it is used
+        if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in kinds):
+            raise UsageError(f"{name}={given}: expected {_KINDS.get(kinds[0], 'another type')}, as in {name}={usual}.")
+
+
+_KINDS: dict[Any, str] = {ListConfig: "a list", str: "a text", bool: "true or false", int: "a number"}
+
+
+def _check_against_defaults(cfg: DictConfig, config_name: str) -> None:
+    if not HydraConfig.initialized():
+        return  # called from Python with a config that is no command line
+    choices = HydraConfig.get().runtime.choices
+    chosen = [f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice is not None]
+    check_types(cfg, compose(config_name, overrides=[each for each in chosen if not each.startswith("experiment=")]))
+
+
+def check_evaluation(cfg: DictConfig) -> None:
+    """Raise for a value of evaluate.yaml that is out of range, before the checkpoint is read."""
+    from proxy_anchor.errors import check_int
+
+    _check_against_defaults(cfg, "evaluate")
+    for key in ("checkpoint", "output"):
+        if not isinstance(cfg[key], str) and (key == "checkpoint" or cfg[key] is not None):
+            raise UsageError(f"{key}={cfg[key]}: expected the path of a file.")
+    if cfg.output is not None and (not Path(cfg.output).resolve().parent.is_dir() or Path(cfg.output).is_dir()):
+        raise UsageError(f"output={cfg.output}: expected a file in a folder that exists.")
+    for key, minimum in {"eval_batch_size": 1, "num_workers": 0}.items():
+        if cfg.data[key] is not None:
+            check_int(f"data.{key}", cfg.data[key], minimum)
+
+
+def check_config(cfg: DictConfig) -> None:
+    """Raise for a value that is out of range, before any image or weight is read.
+
+    Ranges are known to the constructors alone, so the cheap ones are called once on nothing.
+    """
+    from hydra.utils import instantiate
+
+    from proxy_anchor.data.images import test_transform, train_transform
+    from proxy_anchor.errors import check_choice, check_int, check_number
+    from proxy_anchor.training.optim import OptimizerSettings
+
+    _check_against_defaults(cfg, "train")
+    check_int("embedding_dim", cfg.embedding_dim, 1)
+    check_int("seed", cfg.seed, 0)
+    if cfg.seed >= 2**32:
+        raise UsageError(f"seed={cfg.seed}: expected a whole number below 2**32.")
+    check_int("trainer.max_epochs", cfg.trainer.max_epochs, 1)
+    check_int("trainer.check_val_every_n_epoch", cfg.trainer.check_val_every_n_epoch, 1)
+    if cfg.trainer.check_val_every_n_epoch > cfg.trainer.max_epochs:
+        raise UsageError(
+            "trainer.check_val_every_n_epoch is larger than trainer.max_epochs: no epoch would be evaluated."
+        )
+    if cfg.trainer.gradient_clip_val is not None:
+        check_number("trainer.gradient_clip_val", cfg.trainer.gradient_clip_val, 0, exclusive=True)
+    if not str(cfg.run).strip() or cfg.run is None or ".." in Path(str(cfg.run)).parts:
+        raise UsageError(f"run={cfg.run!r}: expected a name for the run folder below runs/.")
+    check_choice("trainer.precision", cfg.trainer.precision, [32, "32-true", "bf16-mixed", "16-mixed"])
+    for key in ("batch_size", "eval_batch_size"):
+        if cfg.data[key] is not None:
+            check_int(f"data.{key}", cfg.data[key], 1)
+    instantiate(cfg.loss, num_classes=2, embedding_dim=1)
+    OptimizerSettings(**cfg.optimizer)
+    if cfg.optimizer.warmup_epochs >= cfg.trainer.max_epochs:
+        raise UsageError(
+            f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} of trainer.max_epochs={cfg.trainer.max_epochs}: the "
+            "backbone would never move. Train longer, or set optimizer.warmup_epochs=0."
+        )
+    images = cfg.dataset.images
+    train_transform(images.crop, scale=images.scale, flip=images.flip)
+    test_transform(images.crop, resize=images.resize)
+    check_choice("batch_norm", cfg.batch_norm, ["frozen_statistics", "frozen", "train"])
+    if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
+        raise UsageError(
+            "frozen batch norm needs pretrained weights: add batch_norm=train to backbone.pretrained=false."
+        )
