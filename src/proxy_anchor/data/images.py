@@ -126,6 +126,11 @@ class ImageDataset(Dataset):
         image = read_rgb(self.table.paths[row])
         if self.seed is None:
             return self.transform(image), self.labels[row], row
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mix(self.seed, epoch, row))
+        # By hand instead of with fork_rng and manual_seed, which also visit every kind of device: 3 us, not 70.
+        generator = torch.default_generator
+        callers_state = generator.get_state()
+        generator.manual_seed(mix(self.seed, epoch, row))
+        try:
             return self.transform(image), self.labels[row], row
+        finally:
+            generator.set_state(callers_state)
