@@ -45,10 +45,13 @@ class TimmSource(ConfigSource):
         return "timm"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """conf/backbone/timm.yaml with the name filled in."""
+        """conf/backbone/timm.yaml (or, for a tagged name, the file of the untagged one) with the name filled in."""
         if not self.is_config(config_path):
             raise ConfigLoadError(f"{config_path} is not a timm model")
-        config = OmegaConf.create({"defaults": ["timm"], "name": self._model_name(config_path)})
+        name = self._model_name(config_path)
+        untagged = name.partition(".")[0]  # resnet50.tv_in1k is trained as resnet50 is
+        base = untagged if untagged in _choices("backbone") else "timm"
+        config = OmegaConf.create({"defaults": [base], "name": name})
         return ConfigResult(config=config, path=f"{self.scheme()}://", provider=self.provider, header={"package": None})
 
     def available(self) -> bool:
@@ -95,6 +98,10 @@ class SweepTable(Callback):
             best, last = result["best"]["recall"], result["last"]["recall"]
             row |= {f"best R@{k}": 100 * value for k, value in best.items()}
             row |= {f"last R@{k}": 100 * last[k] for k in list(last)[:1]} | {"best epoch": result["best"]["epoch"]}
+            selected = result["selected"]
+            if selected.get("validation"):
+                k, value = next(iter(selected["validation"].items()))
+                row |= {f"validation R@{k}": 100 * value, f"selected R@{k}": 100 * selected["recall"][k]}
         elif job_return.status == JobStatus.FAILED:
             row["failed"] = one_line(job_return._return_value)
         self.rows.append(row)

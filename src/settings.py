@@ -13,7 +13,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -51,6 +51,23 @@ def load_splits(cfg: DictConfig) -> Splits:
     return take_fold(splits, **arguments) if cfg.validation.name == "folds" else splits
 
 
+def describe_training(cfg: DictConfig) -> str:
+    """One line: the network and what its recipe resolved to."""
+    schedule = f"{cfg.optimizer.schedule} schedule"
+    if cfg.optimizer.schedule == "step":
+        schedule = f"rates x {cfg.optimizer.lr_gamma:g} every {cfg.optimizer.lr_step_epochs} epochs"
+    return (
+        f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of batches of "
+        f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {schedule}; batch norm {cfg.batch_norm}"
+    )
+
+
+def num_folds(cfg: DictConfig) -> int:
+    """How many runs a cross-validation takes."""
+    check_int("validation.num_folds", cfg.validation.num_folds, 2)
+    return cfg.validation.num_folds
+
+
 def require_one_device(trainer: pl.Trainer) -> None:
     """Refuse several devices: losses averaged over shards would be another function than the loss of the batch."""
     if trainer.world_size > 1:
@@ -66,14 +83,23 @@ def require_new(folder: Path) -> None:
 
 
 # Values of more than one type; everything else has the type of its default.
-_ANY_TYPE = ("run", "recall_k", "trainer.precision", "trainer.devices", "trainer.strategy", "trainer.deterministic")
+_ANY_TYPE = (
+    "run",
+    "logger.wandb.name",
+    "trainer.gradient_clip_val",
+    "recall_k",
+    "trainer.precision",
+    "trainer.devices",
+    "trainer.strategy",
+    "trainer.deterministic",
+)
 
 
 def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
     """Raise for a value of another type than its default (a number for a text, a text for a group, ...)."""
     for key in map(str, default):
         name = f"{place}{key}"
-        if name in _ANY_TYPE or OmegaConf.is_missing(default, key) or default[key] is None:
+        if name in _ANY_TYPE or key not in cfg or OmegaConf.is_missing(default, key) or default[key] is None:
             continue
         given: Any = cfg[key]
         usual: Any = default[key]
@@ -102,8 +128,6 @@ def _check_against_defaults(cfg: DictConfig, config_name: str) -> None:
 
 def check_evaluation(cfg: DictConfig) -> None:
     """Raise for a value of evaluate.yaml that is out of range, before the checkpoint is read."""
-    from proxy_anchor.errors import check_int
-
     _check_against_defaults(cfg, "evaluate")
     for key in ("checkpoint", "output"):
         if not isinstance(cfg[key], str) and (key == "checkpoint" or cfg[key] is not None):
@@ -123,7 +147,6 @@ def check_config(cfg: DictConfig) -> None:
     from hydra.utils import instantiate
 
     from proxy_anchor.data.images import test_transform, train_transform
-    from proxy_anchor.errors import check_choice, check_int, check_number
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
@@ -133,10 +156,15 @@ def check_config(cfg: DictConfig) -> None:
         raise UsageError(f"seed={cfg.seed}: expected a whole number below 2**32.")
     check_int("trainer.max_epochs", cfg.trainer.max_epochs, 1)
     check_int("trainer.check_val_every_n_epoch", cfg.trainer.check_val_every_n_epoch, 1)
-    if cfg.trainer.check_val_every_n_epoch > cfg.trainer.max_epochs:
+    if cfg.trainer.max_epochs % cfg.trainer.check_val_every_n_epoch:
         raise UsageError(
-            "trainer.check_val_every_n_epoch is larger than trainer.max_epochs: no epoch would be evaluated."
+            f"trainer.check_val_every_n_epoch={cfg.trainer.check_val_every_n_epoch} does not divide trainer.max_epochs="
+            f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
         )
+    if cfg.validation.name == "classes":
+        check_number("validation.fraction", cfg.validation.fraction, 0, maximum=1, exclusive=True)
+    if cfg.validation.name != "test":
+        check_int("validation.seed", cfg.validation.seed, 0)
     if cfg.trainer.gradient_clip_val is not None:
         check_number("trainer.gradient_clip_val", cfg.trainer.gradient_clip_val, 0, exclusive=True)
     if not str(cfg.run).strip() or cfg.run is None or ".." in Path(str(cfg.run)).parts:

@@ -55,7 +55,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     metadata = {"config": OmegaConf.to_container(cfg, resolve=True), "classes": list(data.splits.train.classes)}
     learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata)
 
-    print(data.describe(), f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d", sep="\n", flush=True)
+    print(data.describe(), settings.describe_training(cfg), sep="\n", flush=True)
     trainer.validate(learner, data, verbose=False)
     OmegaConf.save(cfg, folder / "config.yaml", resolve=True)  # not earlier: a refused run leaves nothing
     print(f"before training: {format_recall(recall.history[0].recall)}", flush=True)
@@ -74,23 +74,25 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.reports.files import RESULT_FILE, write_json
     from proxy_anchor.reports.run import fold_summary
 
+    settings.require_new(folder)
     results = []
-    for fold in range(cfg.validation.num_folds):
+    for fold in range(settings.num_folds(cfg)):
         cfg.validation.fold = fold
         results.append(train(cfg, folder / f"fold{fold}"))
     combined = fold_summary(results)
     write_json(folder / RESULT_FILE, combined)
-    for name in ("best", "last"):
+    for name in ("selected", "last"):
         values = zip(combined[name]["recall"].items(), combined[name]["deviation"].values(), strict=True)
-        print(f"mean {name}:", "  ".join(f"@{k} {100 * mean:.1f} ± {100 * sd:.1f}" for (k, mean), sd in values))
+        numbers = "  ".join(f"@{k} {100 * mean:.1f} ± {100 * sd:.1f}" for (k, mean), sd in values)
+        print(f"mean over folds, {name} epoch {combined[name]['epoch']}: {numbers}")
     return combined
 
 
 def main(cfg: DictConfig) -> float:
-    """Train, and hand the smallest K's Recall of the selected epoch (or the mean over folds) to a sweep."""
+    """Train, and hand the smallest K's Recall that selected the epoch to a sweep (held-out classes, folds, or test)."""
     all_folds = cfg.validation.name == "folds" and cfg.validation.fold is None
-    result = (cross_validate if all_folds else train)(cfg, entry.output_folder())
-    return next(iter(result["best" if all_folds else "selected"]["recall"].values()))
+    selected = (cross_validate if all_folds else train)(cfg, entry.output_folder())["selected"]
+    return next(iter((selected.get("validation") or selected["recall"]).values()))
 
 
 if __name__ == "__main__":

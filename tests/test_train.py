@@ -11,7 +11,7 @@ import tarfile
 
 import pytest
 import torch
-from cli import REPOSITORY, SHARED, TINY_GLYPHS, run_entry, run_ok
+from cli import REPOSITORY, SHARED, TINY_GLYPHS, compose_train, run_entry, run_ok
 from PIL import Image
 
 
@@ -149,10 +149,33 @@ def test_validation_folds_report_the_mean(tmp_path):
     assert [fold["searched"] for fold in folds] == ["validation", "validation"]
     mean = sum(fold["last"]["recall"]["1"] for fold in folds) / 2
     assert result["last"]["recall"]["1"] == pytest.approx(mean)
-    assert f"mean last: @1 {100 * mean:.1f}" in output
+    assert f"last epoch 1: @1 {100 * mean:.1f}" in output
+    assert result["selected"]["epoch"] == 1
+
+
+def test_sweep_over_held_out_classes_shows_what_selected(tmp_path):
+    arguments = [*TINY_GLYPHS, "validation=classes", "optimizer.lr=1e-3,6e-3"]
+    output = run_ok("train.py", "-m", "run=x", *arguments, cwd=tmp_path)
+    assert "validation R@1" in output
+    assert "selected R@1" in output
+
+
+def test_a_tagged_name_has_the_recipe_of_its_network():
+    cfg = compose_train("dataset=cub", "backbone=resnet50.tv2_in1k")
+    assert cfg.backbone.name == "resnet50.tv2_in1k"
+    assert (cfg.data.batch_size, cfg.optimizer.warmup_epochs, cfg.optimizer.lr_step_epochs) == (120, 5, 5)
+
+
+@pytest.mark.parametrize(
+    "argument", ["trainer.gradient_clip_val=null", "run=7", "~trainer.log_every_n_steps", "optimizer.weight_decay=0"]
+)
+def test_what_is_allowed_is_not_refused(argument, tmp_path):
+    run_ok("train.py", *TINY_GLYPHS, argument, cwd=tmp_path)
 
 
 BAD_INPUT = {
+    "validation=folds validation.num_folds=0": "validation.num_folds=0",
+    "validation=classes validation.seed=-1 dataset.root=/proc/nope": "validation.seed=-1",
     "validation=classes validation.fraction=0": "validation.fraction=0",
     "validation=folds validation.num_folds=5": "at least 10",
     "loss.alhpa=16": "unknown key 'loss.alhpa'. Did you mean 'alpha'?",
@@ -181,7 +204,7 @@ BAD_INPUT = {
     "trainer=null": "a config group cannot be null",
     "backbone.name=5": "expected a text",
     "optimizer=fast": "expected a group of keys",
-    "trainer.check_val_every_n_epoch=5": "no epoch would be evaluated",
+    "trainer.check_val_every_n_epoch=5": "does not divide trainer.max_epochs=1",
     "trainer.gradient_clip_val=-1": "trainer.gradient_clip_val=-1",
     "optimizer.warmup_epochs=1": "the backbone would never move",
     "run=../outside": "expected a name for the run folder",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from proxy_anchor.data.table import Splits
+from proxy_anchor.errors import UsageError
 from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
 _SELECTED_ON = {
@@ -47,6 +48,8 @@ def make_result(
     """
     history = recall.history
     trained = [each for each in history if each.epoch > 0]
+    if not trained:
+        raise UsageError("training ended before its first evaluation: there is nothing to report. Train a whole epoch.")
     epoch_seconds = [each.train_seconds + each.eval_seconds for each in trained]
     eval_images = sum(len(table) for pair in splits.evaluated.values() for table in pair if table is not None)
     return {
@@ -87,13 +90,26 @@ def summary(result: dict[str, Any], folder: Path) -> str:
 
 
 def fold_summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Cross-validation: {"best" | "last": {"recall": mean over folds, "deviation": of it}} and each fold's result."""
-    combined: dict[str, Any] = {"folds": list(results), "selected_by": "the mean over class-disjoint folds"}
-    for name in ("best", "last"):
-        values = {k: [fold[name]["recall"][k] for fold in results] for k in results[0][name]["recall"]}
-        combined[name] = {
+    """Cross-validation: one epoch for all folds, the one with the best mean Recall at the smallest K, and the last.
+
+    Returns {"selected", "best" (the same), "last": {"epoch", "recall": mean over folds, "deviation"}, "folds": all}.
+    """
+    epochs = [rows for rows in zip(*(fold["history"] for fold in results), strict=True) if rows[0]["epoch"] > 0]
+
+    def combine(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        values = {k: [row["recall"][k] for row in rows] for k in rows[0]["recall"]}
+        return {
+            "epoch": rows[0]["epoch"],
             "recall": {k: mean(each) for k, each in values.items()},
             "deviation": {k: stdev(each) for k, each in values.items()},
-            "epoch": [fold[name]["epoch"] for fold in results],
         }
-    return combined
+
+    selected = max(map(combine, epochs), key=lambda row: next(iter(row["recall"].values())))
+    return {
+        "selected": selected,
+        "selected_by": "the mean over class-disjoint folds of the training classes, one epoch for all",
+        "searched": "validation",
+        "best": selected,
+        "last": combine(epochs[-1]),
+        "folds": list(results),
+    }
