@@ -62,7 +62,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     trainer.fit(learner, data)
 
     images_per_epoch = trainer.num_training_batches * cfg.data.batch_size
-    result = make_result(recall, data.splits, images_per_epoch=images_per_epoch, device=trainer.strategy.root_device)
+    result = make_result(recall, data, images_per_epoch=images_per_epoch, device=trainer.strategy.root_device)
     write_json(folder / RESULT_FILE, result)
     retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
     print(summary(result, folder), flush=True)

@@ -18,6 +18,19 @@ from proxy_anchor.reports.paper import paper_results
 from train import train
 
 FOLDER = Path(entry.CONF) / "experiment"
+
+# One epoch of a tiny network from scratch, in seconds on a CPU.
+ONE_EPOCH = [
+    "backbone=test_resnet",
+    "backbone.pretrained=false",
+    "batch_norm=train",
+    "data.batch_size=4",
+    "data.num_workers=0",
+    "recall_k=[1,2]",
+    "trainer.max_epochs=1",
+    "optimizer.warmup_epochs=0",
+    "trainer.enable_progress_bar=false",
+]
 EXPERIMENTS = {each.name: each for each in read_experiments(FOLDER)}
 PAPER = paper_results()
 TEX = SHARED / "paper" / "proxy_anchor_cvpr2020.tex"
@@ -170,17 +183,9 @@ def test_every_experiment_trains_on_made_up_images(name, roots, tmp_path):
         "dataset.allow_partial=true",
         "dataset.images.crop=32",
         "dataset.images.resize=36",
-        "backbone=test_resnet",
-        "backbone.pretrained=false",
-        "batch_norm=train",
-        "data.batch_size=4",
-        "data.num_workers=0",
-        "recall_k=[1,2]",
+        *ONE_EPOCH,
         "logger=csv",
-        "trainer.max_epochs=1",
-        "optimizer.warmup_epochs=0",
         "trainer.accelerator=cpu",
-        "trainer.enable_progress_bar=false",
     )
     result = train(cfg, tmp_path)
     assert [row["epoch"] for row in result["history"]] == [0, 1]
@@ -196,15 +201,7 @@ def test_sweep_runs_as_its_contract_says(roots, tmp_path):
         "run=x",
         f"dataset.root={roots['cub']}",
         "dataset.allow_partial=true",
-        "backbone=test_resnet",
-        "backbone.pretrained=false",
-        "batch_norm=train",
-        "data.batch_size=4",
-        "data.num_workers=0",
-        "recall_k=[1,2]",
-        "trainer.max_epochs=1",
-        "optimizer.warmup_epochs=0",
-        "trainer.enable_progress_bar=false",
+        *ONE_EPOCH,
         cwd=tmp_path,
     )
     assert "{crop:448,resize:512}" in output

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from proxy_anchor.data.table import Splits
+from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
@@ -40,7 +40,7 @@ def device_name(device: torch.device) -> str:
 
 
 def make_result(
-    recall: RecallCallback, splits: Splits, *, images_per_epoch: int, device: torch.device
+    recall: RecallCallback, data: ImageDataModule, *, images_per_epoch: int, device: torch.device
 ) -> dict[str, Any]:
     """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
@@ -51,18 +51,17 @@ def make_result(
     if not trained:
         raise UsageError("training ended before its first evaluation: there is nothing to report. Train a whole epoch.")
     epoch_seconds = [each.train_seconds + each.eval_seconds for each in trained]
-    eval_images = sum(len(table) for pair in splits.evaluated.values() for table in pair if table is not None)
     return {
         "untrained": history[0].as_dict() if history[0].epoch == 0 else None,
         "selected": recall.selected.as_dict(),
         "selected_by": f"Recall@{recall.k[0]} on {_SELECTED_ON[recall.select_on]}",
-        "searched": splits.searched,
+        "searched": data.splits.searched,
         "best": recall.best.as_dict(),
         "last": history[-1].as_dict(),
         "history": [each.as_dict() for each in history],
         "seconds_per_epoch": median(epoch_seconds),
         "train_images_per_second": images_per_epoch / median(each.train_seconds for each in trained),
-        "eval_images_per_second": eval_images / median(each.eval_seconds for each in trained),
+        "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
         "device": device_name(device),
         "versions": versions(),
     }
