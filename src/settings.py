@@ -146,7 +146,7 @@ def check_config(cfg: DictConfig) -> None:
     """
     from hydra.utils import instantiate
 
-    from proxy_anchor.data.images import test_transform, train_transform
+    from proxy_anchor.data.crops import CentralCrop, RandomCrops
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
@@ -181,8 +181,8 @@ def check_config(cfg: DictConfig) -> None:
             "backbone would never move. Train longer, or set optimizer.warmup_epochs=0."
         )
     images = cfg.dataset.images
-    train_transform(images.crop, scale=images.scale, flip=images.flip)
-    test_transform(images.crop, resize=images.resize)
+    RandomCrops(images.crop, images.scale, images.flip)
+    CentralCrop(images.crop, images.resize)
     check_choice("batch_norm", cfg.batch_norm, ["frozen_statistics", "frozen", "train"])
     if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
         raise UsageError(

@@ -59,7 +59,7 @@ def test_shuffling_differs_by_epoch_and_follows_the_seed(folder):
         loader = ImageDataModule(make_splits(folder), seed=seed, **SMALL).train_dataloader()
         orders = []
         for epoch in range(3):
-            loader.sampler.set_epoch(epoch)
+            loader.batch_sampler.set_epoch(epoch)
             orders.append(indices(loader))
         return orders
 
@@ -122,7 +122,7 @@ def test_a_batch_may_be_as_large_as_the_data_and_no_larger(folder):
     assert sorted(indices(loader)) == list(range(NUM_TRAIN))
     with pytest.raises(
         UsageError,
-        match=r"^data\.batch_size=12 is larger than the 11 training images of mine: .*data.batch_size=11 or less",
+        match=r"^data\.batch_size=12 is larger than the 11 training images: .*data.batch_size=11 or less",
     ):
         ImageDataModule(make_splits(folder), **{**SMALL, "batch_size": NUM_TRAIN + 1})
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 from torch.utils.data import DataLoader
-from torchvision import transforms
 
 import entry
-from proxy_anchor.data.images import ImageDataset, is_image_file, read_rgb, to_rgb, train_transform
-from proxy_anchor.data.images import test_transform as eval_transform  # pytest would collect the name
+from proxy_anchor.data.crops import CentralCrop
+from proxy_anchor.data.images import ImageDataset, is_image_file, read_rgb, to_rgb
 from proxy_anchor.data.table import make_tables
 from proxy_anchor.errors import UsageError
 
@@ -242,104 +241,6 @@ def test_images_are_known_by_name():
     assert [name for name in good + bad if is_image_file(Path("folder") / name)] == good
 
 
-# ---- transforms
-
-
-@pytest.mark.parametrize(
-    ("size", "crop", "resize"),
-    [((500, 333), 224, 256), ((120, 400), 224, 256), ((60, 40), 48, 48), ((5, 3), 16, 20), ((37, 37), 32, 37)],
-)
-def test_test_images_are_those_of_the_classic_pipeline(size, crop, resize):
-    image = noise(*size)
-    classic = transforms.Compose([transforms.Resize(resize), transforms.CenterCrop(crop), transforms.PILToTensor()])
-    ours = eval_transform(crop, resize=resize)(image)
-    assert ours.dtype == torch.uint8
-    assert ours.shape == (3, crop, crop)
-    assert torch.equal(ours, classic(image))
-    bilinear = image.resize(
-        (resize, int(resize * size[1] / size[0])) if size[0] <= size[1] else (int(resize * size[0] / size[1]), resize),
-        Image.Resampling.BILINEAR,
-    )
-    left, top = (round((side - crop) / 2) for side in bilinear.size)
-    assert np.array_equal(
-        ours.permute(1, 2, 0).numpy(), np.asarray(bilinear.crop((left, top, left + crop, top + crop)))
-    )
-
-
-def test_training_images_are_those_of_the_papers_crop():
-    image = noise(300, 200)
-    classic = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(224, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3)),
-            transforms.RandomHorizontalFlip(0.5),
-            transforms.PILToTensor(),
-        ]
-    )
-    ours = train_transform(224)
-    for seed in range(5):
-        torch.manual_seed(seed)
-        expected = classic(image)
-        torch.manual_seed(seed)
-        assert torch.equal(ours(image), expected)
-
-
-def test_the_crop_share_keeps_to_its_range():
-    # A ramp from 0 to 255: its range within the crop is the share of the width that was cropped.
-    ramp = Image.fromarray(np.tile(np.linspace(0, 255, 256, dtype=np.uint8)[None, :, None], (256, 1, 3)))
-    torch.manual_seed(0)
-    crops = [train_transform(32, scale=(0.2, 0.3), flip=0)(ramp).int() for _ in range(200)]
-    shares = np.array([int(crop.max() - crop.min()) / 255 for crop in crops])
-    assert shares.min() > np.sqrt(0.2 * 3 / 4) - 0.05
-    assert shares.max() < np.sqrt(0.3 * 4 / 3) + 0.05
-    assert shares.std() > 0.02
-
-
-@pytest.mark.parametrize("flip", [0, 1])
-def test_flip_never_and_always(flip):
-    image = noise(20, 20)
-    expected = eval_transform(20, resize=20)(image)
-    expected = expected.flip(-1) if flip else expected
-    transform = train_transform(20, scale=(1, 1), flip=flip)
-    torch.manual_seed(0)
-    assert all(torch.equal(transform(image), expected) for _ in range(20))
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 40), (3, 2)])
-def test_tiny_images_fill_the_crop(size):
-    assert train_transform(32)(noise(*size)).shape == (3, 32, 32)
-    assert eval_transform(32, resize=36)(noise(*size)).shape == (3, 32, 32)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"crop": 0}, "dataset.images.crop=0"),
-        ({"crop": 1.5}, "dataset.images.crop=1.5"),
-        ({"crop": "224"}, "dataset.images.crop='224'"),
-        ({"crop": True}, "dataset.images.crop=True"),
-        ({"flip": -0.1}, "dataset.images.flip=-0.1"),
-        ({"flip": 1.1}, "dataset.images.flip=1.1"),
-        ({"flip": None}, "dataset.images.flip=None"),
-        ({"scale": (0, 1)}, r"dataset.images.scale\[0\]=0"),
-        ({"scale": (0.9, 0.1)}, r"dataset.images.scale\[0\]=0.9"),
-        ({"scale": (0.1, 1.5)}, r"dataset.images.scale\[1\]=1.5"),
-        ({"scale": (0.1, "x")}, r"dataset.images.scale\[1\]='x'"),
-        ({"scale": ("x", 0.5)}, r"dataset.images.scale\[0\]='x'"),
-        ({"scale": (0.5,)}, r"dataset.images.scale=\[0.5\]: expected two"),
-        ({"scale": (0.1, 0.5, 1)}, r"dataset.images.scale=\[0.1, 0.5, 1\]: expected two"),
-    ],
-)
-def test_bad_training_values_are_named(arguments, named):
-    with pytest.raises(UsageError, match=f"^{named}"):
-        train_transform(**{"crop": 8, **arguments})
-
-
-def test_a_resize_below_the_crop_is_refused():
-    # torchvision would fill up with black borders without a word.
-    with pytest.raises(UsageError, match=r"^dataset\.images\.resize=8: expected .* at least 16"):
-        eval_transform(16, resize=8)
-
-
 # ---- the data set
 
 
@@ -349,7 +250,7 @@ def make_dataset(folder: Path, count: int = 6) -> ImageDataset:
         file = folder / f"{number}.png"
         Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
         rows.append((file, str(100 * (number % 3))))
-    return ImageDataset(make_tables(rows)[0], eval_transform(8, resize=8))
+    return ImageDataset(make_tables(rows)[0], CentralCrop(8, 8))
 
 
 def test_an_item_is_image_label_and_index(tmp_path):
@@ -375,7 +276,7 @@ def test_the_index_travels_through_workers_and_orders(tmp_path):
 def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
     dataset = make_dataset(tmp_path)
     bad, _ = bad_file(kind, tmp_path)
-    dataset = ImageDataset(make_tables([(path, "a") for path in (*dataset.table.paths, bad)])[0], dataset.transform)
+    dataset = ImageDataset(make_tables([(path, "a") for path in (*dataset.table.paths, bad)])[0], dataset.crops)
     with pytest.raises(UsageError) as direct:
         read_rgb(bad)
     with pytest.raises(UsageError) as caught:

@@ -6,21 +6,51 @@ import torch
 from PIL import Image
 
 from proxy_anchor.data.datamodule import ImageDataModule
-from proxy_anchor.data.sampling import EpochShuffle, mix
+from proxy_anchor.data.sampling import ShuffledBatches, mix
 from proxy_anchor.data.table import Splits, make_tables
+from proxy_anchor.errors import UsageError
+
+
+def passes(order: ShuffledBatches, *epochs: int) -> list[list[list[int]]]:
+    found = []
+    for epoch in epochs:
+        order.set_epoch(epoch)
+        found.append(list(order))
+    return found
 
 
 def test_every_image_once_per_epoch_in_an_order_of_its_own():
-    order = EpochShuffle(10, seed=3)
-    passes = []
-    for epoch in (0, 1, 1, 0):
-        order.set_epoch(epoch)
-        passes.append(list(order))
-    assert [sorted(index % 10 for index in each) for each in passes] == [list(range(10))] * 4
-    assert [{index // 10 for index in each} for each in passes] == [{0}, {1}, {1}, {0}]
-    assert passes[0] == passes[3]
-    assert passes[1] == passes[2]
-    assert [index % 10 for index in passes[1]] != passes[0]
+    found = passes(ShuffledBatches(10, 5, seed=3), 0, 1, 1, 0)
+    flat = [[index for batch in each for index in batch] for each in found]
+    assert [sorted(index % 10 for index in each) for each in flat] == [list(range(10))] * 4
+    assert [{index // 10 for index in each} for each in flat] == [{0}, {1}, {1}, {0}]
+    assert found[0] == found[3]
+    assert found[1] == found[2]
+    assert [index % 10 for index in flat[1]] != flat[0]
+
+
+def test_the_short_batch_is_dropped_and_another_one_each_epoch():
+    order = ShuffledBatches(11, 4, seed=0)
+    assert len(order) == 2
+    seen = [{index % 11 for batch in each for index in batch} for each in passes(order, *range(12))]
+    assert {len(each) for each in seen} == {8}
+    assert set.union(*seen) == set(range(11))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 6])
+def test_processes_divide_the_batches_of_one(world_size):
+    whole = list(ShuffledBatches(20, 6, seed=4))
+    parts = [list(ShuffledBatches(20, 6, seed=4, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    assert [[index for part in slices for index in part] for slices in zip(*parts, strict=True)] == whole
+
+
+def test_a_batch_that_cannot_be_filled_or_divided():
+    with pytest.raises(UsageError, match=r"^data\.batch_size=12 is larger than the 11 training images: .*=11 or less"):
+        ShuffledBatches(11, 12)
+    with pytest.raises(
+        UsageError, match=r"^data\.batch_size=10 .* cannot be divided over 4: set data\.batch_size=8\.$"
+    ):
+        ShuffledBatches(40, 10, world_size=4)
 
 
 def test_mix_depends_on_every_number_and_on_their_order():

@@ -72,8 +72,8 @@ def test_package_weights_classify_photographs(lite_file: Path, photograph: str, 
     file = Path(skimage.__file__).parent / "data" / photograph
     if not file.is_file():
         pytest.skip(f"this scikit-image does not ship {photograph}")
+    from proxy_anchor.data.crops import CentralCrop
     from proxy_anchor.data.images import read_rgb
-    from proxy_anchor.data.images import test_transform as central_crop
 
     net = EmbeddingNet(LITE, 8, pooling="own").eval()
     stored = torch.load(lite_file, weights_only=True)
@@ -81,7 +81,7 @@ def test_package_weights_classify_photographs(lite_file: Path, photograph: str, 
     classifier.load_state_dict({"weight": stored["_fc.weight"], "bias": stored["_fc.bias"]})
     net.head = classifier  # logits over unit length keep their order
     with torch.no_grad():
-        scores = net(central_crop(224, resize=256)(read_rgb(file))[None])[0]
+        scores = net(CentralCrop(224, 256)(read_rgb(file))[None])[0]
     assert set(scores.topk(5).indices.tolist()) & classes
     assert int(scores.argmax()) in classes
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from proxy_anchor.data.images import ImageDataset, test_transform, train_transform
-from proxy_anchor.data.sampling import EpochShuffle
+from proxy_anchor.data.crops import CentralCrop, RandomCrops
+from proxy_anchor.data.images import ImageDataset
+from proxy_anchor.data.sampling import ShuffledBatches
 from proxy_anchor.data.table import Splits
-from proxy_anchor.errors import UsageError, check_int
+from proxy_anchor.errors import check_int
 
 
 def _num_cores() -> int:
@@ -32,7 +34,7 @@ class ImageDataModule(pl.LightningDataModule):
         eval_batch_size: images per evaluation step (default: batch_size).
         seed: of the training order and crops, which depend on nothing but it and the epoch.
         num_workers: decoding processes; None takes the cores of this process, at most 16.
-        crop, resize: sides in pixels (see `test_transform`). scale, flip: see `train_transform`.
+        crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
 
     Raises UsageError when a value is out of range or the training images do not fill one batch.
     """
@@ -51,24 +53,20 @@ class ImageDataModule(pl.LightningDataModule):
         flip: float = 0.5,
     ) -> None:
         super().__init__()
-        check_int("data.batch_size", batch_size, 1)
         if eval_batch_size is not None:
             check_int("data.eval_batch_size", eval_batch_size, 1)
         if num_workers is not None:
             check_int("data.num_workers", num_workers, 0)
-        if batch_size > len(splits.train) > 0:
-            raise UsageError(
-                f"data.batch_size={batch_size} is larger than the {len(splits.train)} training images of {splits.name}: "
-                f"no batch would be full. Set data.batch_size={len(splits.train)} or less."
-            )
+        check_int("data.batch_size", batch_size, 1)
+        if len(splits.train):
+            ShuffledBatches(len(splits.train), batch_size)  # refuses a batch that cannot be filled, before training
         self.splits = splits
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size
         self.num_workers = min(_num_cores(), 16) if num_workers is None else num_workers
-        train = train_transform(crop, scale=scale, flip=flip)
-        test = test_transform(crop, resize=resize)
-        self.train_images = ImageDataset(splits.train, train, seed=seed)
-        self.train_order = EpochShuffle(len(splits.train), seed)
+        self.seed = seed
+        self.train_images = ImageDataset(splits.train, RandomCrops(crop, scale, flip, seed))
+        test = CentralCrop(crop, resize)
         # One loader per table that is searched, with the name of its set and whether it is that set's gallery.
         self.eval_images: list[ImageDataset] = []
         self.eval_roles: list[tuple[str, bool]] = []
@@ -89,21 +87,18 @@ class ImageDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled full batches."""
-        return self._loader(self.train_images, self.batch_size, sampler=self.train_order, drop_last=True)
+        order = ShuffledBatches(len(self.train_images), self.batch_size, seed=self.seed)
+        return self._loader(self.train_images, batch_sampler=order)
 
     def val_dataloader(self) -> list[DataLoader]:
         """One loader per entry of `eval_roles`, in table order."""
-        return [self._loader(images, self.eval_batch_size) for images in self.eval_images]
+        return [self._loader(images, batch_size=self.eval_batch_size) for images in self.eval_images]
 
-    def _loader(
-        self, images: Dataset, batch_size: int, *, sampler: EpochShuffle | None = None, drop_last: bool = False
-    ) -> DataLoader:
+    def _loader(self, images: Dataset, **batches: Any) -> DataLoader:
         return DataLoader(
             images,
-            batch_size=batch_size,
-            sampler=sampler,
-            drop_last=drop_last,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
+            **batches,
         )

@@ -1,8 +1,8 @@
-"""From an image file to pixels: the one place that makes RGB, the crops, and the one image dataset class."""
+"""From an image file to pixels: the one place that makes RGB, and the one image dataset class."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +10,11 @@ import torch
 from PIL import Image, ImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms import v2
 
-from proxy_anchor.data.sampling import mix
 from proxy_anchor.data.table import ImageTable
-from proxy_anchor.errors import UsageError, check_int, check_number
+from proxy_anchor.errors import UsageError
+
+Crops = Callable[[Image.Image, int, int], Tensor]  # (image, epoch, row) -> uint8 (3, crop, crop)
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
 
@@ -70,52 +70,16 @@ def read_rgb(path: Path) -> Image.Image:
         raise UsageError(f"image {path} cannot be read ({reason}): replace or remove it.") from error
 
 
-def train_transform(
-    crop: int, *, scale: Sequence[float] = (0.08, 1.0), flip: float = 0.5
-) -> Callable[[Image.Image], Tensor]:
-    """Random resized crop and horizontal flip, as in the paper, to a uint8 tensor (3, crop, crop).
-
-    scale: range of the cropped share of the area. flip: probability of mirroring.
-    """
-    check_int("dataset.images.crop", crop, 1)
-    check_number("dataset.images.flip", flip, 0, maximum=1)
-    if not isinstance(scale, Sequence) or len(scale) != 2:
-        given = list(scale) if isinstance(scale, Sequence) else scale
-        raise UsageError(f"dataset.images.scale={given}: expected two numbers, smallest and largest share.")
-    low, high = scale
-    check_number("dataset.images.scale[1]", high, 0, maximum=1, exclusive=True)
-    check_number("dataset.images.scale[0]", low, 0, maximum=high, exclusive=True)
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop(crop, scale=(low, high), ratio=(3 / 4, 4 / 3), antialias=True),
-            v2.RandomHorizontalFlip(flip),
-            v2.PILToTensor(),
-        ]
-    )
-
-
-def test_transform(crop: int, *, resize: int) -> Callable[[Image.Image], Tensor]:
-    """Shorter side to `resize`, central crop, to a uint8 tensor (3, crop, crop). Bilinear, as in the paper's code."""
-    check_int("dataset.images.crop", crop, 1)
-    check_int("dataset.images.resize", resize, crop)
-    return v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop), v2.PILToTensor()])
-
-
 class ImageDataset(Dataset):
-    """The images of a table, transformed: item i is (uint8 tensor (3, H, W), label, i).
+    """The images of a table, cropped: item i is (uint8 tensor (3, crop, crop), label, i).
 
     The index travels with the image, so that evaluation can undo whatever order or padding a sampler made.
-
-    seed: of a random transform. Index e * N + i (see `EpochShuffle`) is image i with the random numbers of epoch e, which
-    depend on nothing else. None for a transform that is not random.
+    Item e * N + i (see `ShuffledBatches`) is image i with the random numbers of epoch e.
     """
 
-    def __init__(
-        self, table: ImageTable, transform: Callable[[Image.Image], Tensor], *, seed: int | None = None
-    ) -> None:
+    def __init__(self, table: ImageTable, crops: Crops) -> None:
         self.table = table
-        self.transform = transform
-        self.seed = seed
+        self.crops = crops
         self.labels = torch.from_numpy(table.labels)
 
     def __len__(self) -> int:
@@ -123,14 +87,4 @@ class ImageDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
         epoch, row = divmod(index, len(self.table))
-        image = read_rgb(self.table.paths[row])
-        if self.seed is None:
-            return self.transform(image), self.labels[row], row
-        # By hand instead of with fork_rng and manual_seed, which also visit every kind of device: 3 us, not 70.
-        generator = torch.default_generator
-        callers_state = generator.get_state()
-        generator.manual_seed(mix(self.seed, epoch, row))
-        try:
-            return self.transform(image), self.labels[row], row
-        finally:
-            generator.set_state(callers_state)
+        return self.crops(read_rgb(self.table.paths[row]), epoch, row), self.labels[row], row
