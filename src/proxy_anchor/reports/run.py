@@ -40,11 +40,16 @@ def device_name(device: torch.device) -> str:
 
 
 def make_result(
-    recall: RecallCallback, data: ImageDataModule, *, images_per_epoch: int, device: torch.device
+    recall: RecallCallback,
+    data: ImageDataModule,
+    startup_seconds: dict[str, float],
+    *,
+    images_per_epoch: int,
+    device: torch.device,
 ) -> dict[str, Any]:
     """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
-    images_per_epoch: training images that one epoch sees. Rates are medians over epochs, in images per second.
+    startup_seconds: from the command to the first step (see `Startup`). images_per_epoch: training images that one epoch sees. Rates are medians over epochs, in images per second.
     """
     history = recall.history
     trained = [each for each in history if each.epoch > 0]
@@ -62,6 +67,12 @@ def make_result(
         "seconds_per_epoch": median(epoch_seconds),
         "train_images_per_second": images_per_epoch / median(each.train_seconds for each in trained),
         "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
+        "startup_seconds": {
+            **startup_seconds,
+            "images": (data.loading or {}).get("seconds", 0.0),
+            "first_evaluation": history[0].eval_seconds if history[0].epoch == 0 else 0.0,
+        },
+        "loading": data.loading,
         "device": device_name(device),
         "versions": versions(),
     }
@@ -83,6 +94,11 @@ def summary(result: dict[str, Any], folder: Path) -> str:
     lines.append(
         f"  {result['seconds_per_epoch']:.1f} s per epoch: {result['train_images_per_second']:.0f} images/s training, "
         f"{result['eval_images_per_second']:.0f} images/s evaluating, on {result['device']}"
+    )
+    seconds = result["startup_seconds"]
+    lines.append(
+        f"  {seconds['total']:.1f} s from the command to the first step: images {seconds['images']:.1f}, first evaluation "
+        f"{seconds['first_evaluation']:.1f}, compilation {seconds['compilation']:.1f}"
     )
     lines.append(f"  run folder: {folder}")
     return "\n".join(lines)
