@@ -95,9 +95,8 @@ class _ClassBlockLoss(torch.autograd.Function):
         dots = embeddings.new_empty(block + 1, width)
         torch.mm(proxies, units.T, out=dots[:block])
         shift = dots.new_full((width,), alpha * delta)
-        shift[batch:].fill_(
-            -torch.inf
-        )  # fill_ and zero_ on slices: assigning a number to one element waits for the device
+        # Assigning a number to a single element would wait for the device; filling slices does not.
+        shift[batch:].fill_(-torch.inf)
         shift[batch : batch + 1].zero_()
 
         # log(1 + sum over positives of exp(-alpha (s - delta))), once per image. Images of one class are found by comparing
