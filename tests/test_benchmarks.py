@@ -1,0 +1,64 @@
+"""The benchmarks run as commands; what they measure is for a GPU to say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cli import REPOSITORY
+
+FOLDER = REPOSITORY / "benchmarks"
+
+
+@pytest.fixture
+def common(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return pytest.importorskip("common")
+
+
+def run_benchmark(script: str, *arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_loss_prints_a_table_and_records_its_rows(tmp_path: Path) -> None:
+    arguments = ("--quick", "--device", "cpu", "--output", "results")
+    output = run_benchmark("loss.py", *arguments, cwd=tmp_path)
+    for name in ("bare product", "ours", "formula, autograd", "released code's form"):
+        assert len(re.findall(rf"^ +\d+ .* {name} ", output, re.M)) == 2, name  # two numbers of classes
+
+    record = tmp_path / "results" / "loss.jsonl"
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert {"classes", "loss", "time_ratio", "memory_ratio", "date", "commit", "device", "versions"} <= set(rows[0])
+    for row in rows:
+        if row["loss"] == "bare product":
+            assert row["time_ratio"] == 1
+        else:
+            assert row["error_ppm"] < 20, row["loss"]  # the peers compute the same loss
+    run_benchmark("loss.py", *arguments, cwd=tmp_path)
+    assert len(record.read_text().splitlines()) == 2 * len(rows)  # added to, not replaced
+
+
+def test_rounds_are_interleaved(common) -> None:
+    calls: list[str] = []
+    functions = {name: (lambda name=name: calls.append(name)) for name in "ab"}
+    seconds = common.interleaved_seconds(functions, torch.device("cpu"), repeats=3, warmup=2)
+    assert "".join(calls) == "aabb" + "ababab"
+    assert [len(each) for each in seconds.values()] == [3, 3]
+
+
+def test_ratio_is_taken_within_each_round(common) -> None:
+    assert common.median_ratio([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == 2.0
