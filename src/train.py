@@ -21,7 +21,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.reports.files import RESULT_FILE, write_json
     from proxy_anchor.reports.gallery import retrieval_gallery
     from proxy_anchor.reports.run import make_result, summary
-    from proxy_anchor.training.checkpoint_io import background_writer, run_checkpoints
+    from proxy_anchor.training.checkpoint_io import BackgroundWriter, run_checkpoints
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
@@ -38,7 +38,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         cfg.trainer,
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
         callbacks=[startup, recall, *run_checkpoints(folder, recall.monitor), *settings.progress_bars(cfg)],
-        plugins=[background_writer()],
+        plugins=[BackgroundWriter()],
         default_root_dir=folder,
     )
     settings.require_one_device(trainer)

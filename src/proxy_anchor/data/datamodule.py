@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -186,14 +187,18 @@ class ImageDataModule(pl.LightningDataModule):
             )
         return choice
 
+    @cached_property
+    def _train_sizes(self) -> torch.Tensor:
+        return kept_sizes(self.splits.train, self._form, self.num_workers)
+
     def _bytes_needed(self) -> int:
         """Of the decoded images of all tables."""
-        sizes = kept_sizes(self.splits.train, self._form, self.num_workers)
+        sizes = self._train_sizes
         return 3 * (int(sizes.prod(1).sum()) + self.num_eval_images * self.eval_crop.crop**2)
 
     def _on_card(self, table: ImageTable, form: Form) -> Pixels:
         trainer: Any = self.trainer
-        sizes = kept_sizes(table, form, self.num_workers)
+        sizes = self._train_sizes if form is self._form else kept_sizes(table, form, self.num_workers)
         return decode_to_device(
             table, form, sizes, self._device, self.num_workers, trainer.global_rank, trainer.world_size
         )

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import functional as F
 from tqdm import tqdm
 
+from proxy_anchor.data.crops import CentralCrop
 from proxy_anchor.data.images import open_image, read_rgb
 from proxy_anchor.data.table import ImageTable, shorten
 from proxy_anchor.errors import UsageError, check_int
@@ -147,13 +148,15 @@ def _refuse(reasons: list[str]) -> None:
 
 
 def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
-    """(N, 2) int64: height and width of what is kept of each image, from the files' headers.
+    """(N, 2) int64: height and width of what is kept of each image, from the files' headers where they matter.
 
     Raises UsageError that names the files which cannot be read.
     """
+    if isinstance(form, CentralCrop):
+        return torch.tensor([form.size(0, 0)]).expand(len(table), 2)
     found: list[tuple[int, int]] = []
     reasons: list[str] = []
-    # One task per worker would be enough; 256 images keep the progress of a slow file system visible.
+    num_workers = min(num_workers, len(table) // 1000)  # starting a process takes as long as reading 1000 headers
     loader = DataLoader(_Headers(table, form), batch_size=256, num_workers=num_workers, collate_fn=_listed)
     for sizes, bad in tqdm(loader, "reading image sizes", delay=3, leave=False):
         found += sizes

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
-
-
-class WholeFiles(TorchCheckpointIO):
-    """Writes under another name and renames, so that a file of the final name is always whole."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write `checkpoint` to `path`, replacing what was there."""
-        partial = Path(f"{path}.partial")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())  # a rename that reaches the disk before the content would lose both versions
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
 
 def run_checkpoints(folder: Path, monitor: str) -> list[ModelCheckpoint]:
@@ -36,6 +23,91 @@ def run_checkpoints(folder: Path, monitor: str) -> list[ModelCheckpoint]:
     ]
 
 
-def background_writer() -> AsyncCheckpointIO:
-    """Lightning's writer thread around `WholeFiles`; the tensors are cloned first, so training goes on at once."""
-    return AsyncCheckpointIO(WholeFiles())
+class BackgroundWriter(TorchCheckpointIO):
+    """Copies a checkpoint where its tensors are and writes it from a thread of its own.
+
+    A file of the final name is always whole: it is written under another name, flushed to the disk and renamed. Of several
+    versions of a file that come within `every_seconds` only the newest is written: on a fast card an epoch takes less time
+    than writing its checkpoints, and the writing thread holds Python's lock. The last version is written in any case,
+    also when training stops with an error; a process that is killed loses at most `every_seconds` and one write.
+
+    Raises what writing raised (a full disk, a folder that is gone), at the next checkpoint or at the end of training.
+    """
+
+    def __init__(self, every_seconds: float = 10.0) -> None:
+        self.every_seconds = every_seconds
+        self._pending: dict[str, dict[str, Any]] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing, self._due = False, 0.0
+        self._error: BaseException | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Take a copy; it is at `path` soon, at the latest after `teardown`."""
+        self._raise()
+        copy = apply_to_collection(checkpoint, Tensor, lambda tensor: tensor.detach().clone())
+        with self._changed:
+            self._pending[str(path)] = copy
+            if self._thread is None:
+                self._closing = False
+                self._thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The newest version, from the disk."""
+        self.teardown()
+        return super().load_checkpoint(path, *args, **kwargs)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove the file, and a version that is not written yet."""
+        with self._changed:
+            self._pending.pop(str(path), None)
+        super().remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """Write what waits, and end the thread."""
+        with self._changed:
+            thread, self._closing = self._thread, True
+            self._changed.notify()
+        if thread is not None:
+            thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _is_due(self) -> bool:
+        return self._closing or (bool(self._pending) and time.monotonic() >= self._due)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_due():
+                    self._changed.wait(0.5)
+                batch, self._pending = self._pending, {}
+                if not batch:  # closing, and nothing waits
+                    self._thread = None
+                    return
+            for path, checkpoint in batch.items():
+                try:
+                    write_whole(checkpoint, Path(path))
+                except BaseException as error:  # raised where the trainer can see it
+                    self._error = error
+            self._due = time.monotonic() + self.every_seconds
+
+
+def write_whole(checkpoint: dict[str, Any], path: Path) -> None:
+    """Write a file that has its final name only when it is complete."""
+    partial = Path(f"{path}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with partial.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())  # a rename that reaches the disk before the content would lose both versions
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

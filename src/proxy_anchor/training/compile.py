@@ -24,7 +24,9 @@ class CompiledNet:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self._forward = torch.compile(net.forward, dynamic=False)
+        import os
+
+        self._forward = torch.compile(net.forward, dynamic=False, mode=os.environ.get("PA_MODE"))
         self._longest = {True: 0, False: 0}  # with and without gradients
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -34,8 +36,10 @@ class CompiledNet:
         missing = self._longest[grad] - count
         if missing:
             images = torch.cat([images, images[:1].expand(missing, -1, -1, -1)])
+        torch.compiler.cudagraph_mark_step_begin()
         # Batches of the workers and of the card are laid out differently, which would be two compilations.
         embeddings = self._forward(images.contiguous(memory_format=torch.channels_last))
+        embeddings = embeddings if grad else embeddings.clone()
         return embeddings[:count] if missing else embeddings
 
 

@@ -56,7 +56,7 @@ class MetricLearner(pl.LightningModule):
         if isinstance(loss, ProxyAnchorLoss):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
         self.metadata = metadata or {}
-        self.compiled = CompiledNet(net) if compile else None
+        self.compiled = CompiledNet(net.to(memory_format=torch.channels_last)) if compile else None
         self._losses, self._gradients = FiniteGuard(), FiniteGuard()
 
     def forward(self, images: Tensor) -> Tensor:
