@@ -163,6 +163,7 @@ def test_result_as_plain_types() -> None:
         "eval_seconds": 1.0,
         "train_loss": 9.5,
         "validation": None,
+        "search_seconds": 0.0,
     }
     assert format_recall(result.recall) == "Recall@1 25.0  @10 50.0"
 

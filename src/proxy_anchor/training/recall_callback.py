@@ -31,9 +31,9 @@ class EpochResult:
     recall: dict[int, float]
     train_seconds: float
     eval_seconds: float
-    search_seconds: float = 0.0
     train_loss: float | None = None
     validation: dict[int, float] | None = None
+    search_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types with text keys, for JSON."""
