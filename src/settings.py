@@ -39,16 +39,20 @@ def selecting_set(cfg: DictConfig) -> str:
 
 
 def load_splits(cfg: DictConfig) -> Splits:
-    """The data set, with classes held out of training when `validation` asks for it."""
+    """The data set, with classes held out of training and labels made wrong where the config asks for it."""
     from hydra.utils import instantiate
 
     from proxy_anchor.data.holdout import hold_out_classes, take_fold
+    from proxy_anchor.data.noise import mislabel
 
     splits = instantiate(cfg.dataset.load)
     arguments = {key: value for key, value in cfg.validation.items() if key != "name"}
     if cfg.validation.name == "classes":
-        return hold_out_classes(splits, **arguments)
-    return take_fold(splits, **arguments) if cfg.validation.name == "folds" else splits
+        splits = hold_out_classes(splits, **arguments)
+    elif cfg.validation.name == "folds":
+        splits = take_fold(splits, **arguments)
+    # After the hold-out: held-out images keep their labels. A checkpoint may be older than these keys.
+    return mislabel(splits, share=cfg.dataset.get("label_noise", 0.0), seed=cfg.dataset.get("label_noise_seed", 0))
 
 
 def describe_training(cfg: DictConfig) -> str:
@@ -92,6 +96,7 @@ _ANY_TYPE = (
     "trainer.devices",
     "trainer.strategy",
     "trainer.deterministic",
+    "data.images_per_class",
 )
 
 
@@ -173,6 +178,10 @@ def check_config(cfg: DictConfig) -> None:
     for key in ("batch_size", "eval_batch_size"):
         if cfg.data[key] is not None:
             check_int(f"data.{key}", cfg.data[key], 1)
+    if cfg.data.images_per_class is not None:
+        check_int("data.images_per_class", cfg.data.images_per_class, 2)
+    check_number("dataset.label_noise", cfg.dataset.label_noise, 0, maximum=1)
+    check_int("dataset.label_noise_seed", cfg.dataset.label_noise_seed, 0)
     instantiate(cfg.loss, num_classes=2, embedding_dim=1)
     OptimizerSettings(**cfg.optimizer)
     if cfg.optimizer.warmup_epochs >= cfg.trainer.max_epochs:

@@ -13,6 +13,7 @@ import torch
 
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.memory import peak_memory
 from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
 _SELECTED_ON = {
@@ -45,6 +46,7 @@ def make_result(
     """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
     images_per_epoch: training images that one epoch sees. Rates are medians over epochs, in images per second.
+    Peak memory: of what torch holds on a GPU, of the whole process on a CPU, since `memory.reset_peak_memory`.
     """
     history = recall.history
     trained = [each for each in history if each.epoch > 0]
@@ -62,6 +64,8 @@ def make_result(
         "seconds_per_epoch": median(epoch_seconds),
         "train_images_per_second": images_per_epoch / median(each.train_seconds for each in trained),
         "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
+        "peak_memory_gib": peak_memory(device) / 2**30,
+        "label_noise": data.splits.num_mislabelled / len(data.splits.train),
         "device": device_name(device),
         "versions": versions(),
     }
