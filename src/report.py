@@ -1,4 +1,4 @@
-"""Tables of what can be run: `python src/report.py experiments`."""
+"""Tables of what can be run and of what was: `python src/report.py experiments`, `... comparison runs/NAME`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ def experiments() -> str:
     return f"{table}\n\nrun one: python src/train.py experiment=NAME; its contract is at the top of its file in conf/experiment"
 
 
-REPORTS = {"experiments": experiments}
+def comparison(folder: Path) -> str:
+    """The finished runs below a folder of compare.py, with table and curves written anew."""
+    from proxy_anchor.reports.comparison import read_comparison, write_comparison
+
+    return write_comparison(folder, read_comparison(folder))
+
+
+REPORTS = {"experiments": experiments, "comparison": comparison}
 
 
 def main() -> None:
@@ -28,9 +35,12 @@ def main() -> None:
     parser.add_argument(
         "report", choices=REPORTS, help="; ".join(f"{name}: {f.__doc__}" for name, f in REPORTS.items())
     )
+    parser.add_argument("folder", nargs="?", type=Path, help="for a comparison: runs/NAME")
     arguments = parser.parse_args()
     try:
-        print(REPORTS[arguments.report]())
+        if arguments.report == "comparison" and arguments.folder is None:
+            raise UsageError("comparison needs a folder: python src/report.py comparison runs/NAME")
+        print(comparison(arguments.folder) if arguments.report == "comparison" else experiments())
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -86,6 +86,53 @@ def require_new(folder: Path) -> None:
         raise UsageError(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
 
 
+_COMPARISON_KEYS = ("losses", "seeds", "levels")
+
+
+def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
+    """{(loss, seed): config} of a comparison, all losses of a seed together; each checked as train.py would.
+
+    Raises UsageError for what no run of it could do: an unknown loss, a key that one of the losses does not have.
+    """
+    for key in ("losses", "seeds"):
+        if not isinstance(cfg[key], ListConfig) or not len(cfg[key]) or len(set(cfg[key])) < len(cfg[key]):
+            raise UsageError(f"{key}={cfg[key]}: expected a list of different ones, for example {key}={_LISTS[key]}.")
+    for level in cfg.levels or ():
+        check_number("levels", level, 0, maximum=100)
+    if cfg.validation.name == "folds":
+        raise UsageError("validation=folds: a comparison takes whole runs; use validation=classes, or leave it out.")
+    given = HydraConfig.get().overrides.task
+    for key, instead in {"loss": "losses=[...]", "seed": "seeds=[...]"}.items():
+        if any(override.startswith(f"{key}=") for override in given):
+            raise UsageError(f"{key}=...: a comparison takes {instead}.")
+    shared = [each for each in given if each.partition("=")[0].lstrip("+~") not in _COMPARISON_KEYS]
+    jobs = {}
+    for seed in cfg.seeds:
+        for loss in cfg.losses:
+            job = compose("train", [*shared, f"loss={loss}", f"seed={seed}"])
+            job.run = f"{cfg.run}/{loss}/seed{seed}"
+            make_paths_absolute(job)
+            check_config(job)
+            jobs[loss, seed] = job
+    return jobs
+
+
+_LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
+
+
+def require_same(cfg: DictConfig, folder: Path) -> None:
+    """Refuse a finished run whose settings were others: it would stand in a table that does not say so."""
+    made: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    wanted: Any = OmegaConf.to_container(cfg, resolve=True)
+    unimportant = ("run", "logger")
+    different = [key for key in {*made, *wanted} if key not in unimportant and made.get(key) != wanted.get(key)]
+    if different:
+        raise UsageError(
+            f"{folder} holds a run with other settings ({', '.join(sorted(different))}): choose another run=NAME, or remove "
+            "that folder."
+        )
+
+
 # Values of more than one type; everything else has the type of its default.
 _ANY_TYPE = (
     "run",

@@ -21,6 +21,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.models.embedding_net import EmbeddingNet
     from proxy_anchor.reports.files import RESULT_FILE, write_json
     from proxy_anchor.reports.gallery import retrieval_gallery
+    from proxy_anchor.reports.memory import reset_peak_memory
     from proxy_anchor.reports.run import make_result, summary
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
@@ -39,6 +40,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     loggers = [instantiate(each, save_dir=folder) for each in cfg.logger.values()]
     trainer = instantiate(cfg.trainer, logger=loggers, callbacks=[recall, *checkpoints], default_root_dir=folder)
     settings.require_one_device(trainer)
+    reset_peak_memory(trainer.strategy.root_device)
     net = EmbeddingNet(
         cfg.backbone.name,
         cfg.embedding_dim,
@@ -48,7 +50,6 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         weights=cfg.backbone.weights,
         batch_norm=cfg.batch_norm,
     )
-
     data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
@@ -61,8 +62,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     print(f"before training: {format_recall(recall.history[0].recall)}", flush=True)
     trainer.fit(learner, data)
 
-    images_per_epoch = trainer.num_training_batches * cfg.data.batch_size
-    result = make_result(recall, data, images_per_epoch=images_per_epoch, device=trainer.strategy.root_device)
+    result = make_result(recall, data, trainer)
     write_json(folder / RESULT_FILE, result)
     retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
     print(summary(result, folder), flush=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 
 from proxy_anchor.data.datamodule import ImageDataModule
@@ -40,18 +41,18 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({torch.get_num_threads()} threads)"
 
 
-def make_result(
-    recall: RecallCallback, data: ImageDataModule, *, images_per_epoch: int, device: torch.device
-) -> dict[str, Any]:
+def make_result(recall: RecallCallback, data: ImageDataModule, trainer: pl.Trainer) -> dict[str, Any]:
     """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
-    images_per_epoch: training images that one epoch sees. Rates are medians over epochs, in images per second.
+    Rates are medians over epochs, in images per second.
     Peak memory: of what torch holds on a GPU, of the whole process on a CPU, since `memory.reset_peak_memory`.
     """
     history = recall.history
     trained = [each for each in history if each.epoch > 0]
     if not trained:
         raise UsageError("training ended before its first evaluation: there is nothing to report. Train a whole epoch.")
+    device = trainer.strategy.root_device
+    images_per_epoch = trainer.num_training_batches * data.batch_size
     epoch_seconds = [each.train_seconds + each.eval_seconds for each in trained]
     return {
         "untrained": history[0].as_dict() if history[0].epoch == 0 else None,
