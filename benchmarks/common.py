@@ -1,0 +1,140 @@
+"""What every benchmark shares: fair timing of alternatives, peak memory, a table, and a record of where it ran."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from proxy_anchor.reports.run import device_name, versions
+from proxy_anchor.reports.tables import format_table
+
+HERE = Path(__file__).resolve().parent
+
+
+def make_parser(description: str | None, *, repeats: int) -> argparse.ArgumentParser:
+    """A parser with the arguments that every benchmark has: --device, --repeats, --quick, --output."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", type=torch.device, default=default, help=f"cuda or cpu (default here: {default})")
+    parser.add_argument("--repeats", type=int, default=repeats, help=f"timed rounds (default {repeats})")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, a few seconds: shows that it runs")
+    parser.add_argument("--output", type=Path, default=HERE / "results", help="folder of the .jsonl record")
+    return parser
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_per_call(function: Callable[[], object], device: torch.device, calls: int) -> float:
+    """Seconds of one call, from `calls` calls in a row between two synchronisations.
+
+    In a row, as in training: the host queues the next call while the device still works on this one.
+    """
+    synchronize(device)
+    if device.type == "cuda":
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        synchronize(device)
+        return start.elapsed_time(end) / 1000 / calls
+    began = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - began) / calls
+
+
+def interleaved_seconds(
+    functions: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    *,
+    repeats: int,
+    calls: int | None = None,
+    warmup: int = 3,
+) -> dict[str, list[float]]:
+    """Seconds per call of each function, one number per round; every round runs all of them once, in turn.
+
+    A drift of the machine (heat, neighbours) then meets all alike, and a ratio within a round is fair. Warm-up calls are
+    not counted. calls: per measurement; None = 10 on a GPU, 1 on a CPU.
+    """
+    calls = calls or (10 if device.type == "cuda" else 1)
+    for function in functions.values():
+        seconds_per_call(function, device, warmup)
+    found: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, function in functions.items():
+            found[name].append(seconds_per_call(function, device, calls))
+    return found
+
+
+def median_ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
+    """Median over rounds of seconds / reference seconds of the same round."""
+    return median(a / b for a, b in zip(seconds, reference, strict=True))
+
+
+def peak_bytes(function: Callable[[], object], device: torch.device) -> int | None:
+    """The most memory that a call holds beyond what was held before it; None on a CPU, where torch keeps no count."""
+    if device.type != "cuda":
+        return None
+    function()  # workspaces of the matrix library are made once, and are not the function's own
+    synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def commit() -> str:
+    """The checked-out commit, marked '-dirty' when tracked files differ from it; 'unknown' outside git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def where_it_ran(device: torch.device, *packages: str) -> dict[str, Any]:
+    """Date, commit, device and versions (of `packages` too, where installed), for each row of a record."""
+    found = versions()
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    if device.type == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"date": date, "commit": commit(), "device": device_name(device), "versions": found}
+
+
+def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add one JSON line per row to a file, made with its folder when missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(dict(row)) + "\n")
+
+
+def report(title: str, rows: Sequence[Mapping[str, Any]], path: Path, where: Mapping[str, Any]) -> None:
+    """Print the rows as a table under the title, and append them, each with where it ran, to the record."""
+    print(f"{title}; {where['device']}, torch {where['versions']['torch']}, commit {where['commit']}\n")
+    print(format_table(rows, decimals=2))
+    append_rows(path, [{**row, **where} for row in rows])
+    print(f"\nadded to {path}")
