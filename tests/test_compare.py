@@ -14,7 +14,7 @@ from PIL import Image
 
 import settings
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.comparison import Spread, comparison_rows, default_levels, reached
+from proxy_anchor.reports.comparison import Spread, comparison_rows, default_levels, noise_rows, reached
 from proxy_anchor.reports.curves import recall_curves
 from train import train
 
@@ -88,6 +88,9 @@ def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
     assert done.returncode == 2
     assert "holds a run with other settings (optimizer)" in done.stdout
     assert "supcon" in run_ok("report.py", "comparison", "runs/both", cwd=here)
+    assert "0 % noise, best R@1" in run_ok("report.py", "noise", "runs/both", cwd=here)
+    for arguments in (["comparison"], ["noise", "runs/nothing"], ["experiments", "runs/both"]):
+        assert run_entry("report.py", *arguments, cwd=here).stderr.startswith("error: ")
 
 
 def test_a_failed_run_is_listed_and_the_others_finish(tmp_path):
@@ -205,6 +208,15 @@ def test_times_to_a_level():
     assert str(rows[0]["best R@1"]) == "65.0 ± 7.1"
     assert rows[0]["peak GiB"] is None
     assert str(comparison_rows({"a": [run, made_up([0.1, 0.3])]}, [60])[0]["s to 60"]) == "12.0 (1 of 2)"
+
+
+def test_noise_side_by_side():
+    clean, noisy = made_up([0, 0.8, 0.7]), {**made_up([0, 0.4]), "label_noise": 0.2}
+    [a, b] = noise_rows([{"a": [clean, made_up([0, 0.6])], "b": [clean]}, {"a": [noisy]}])
+    assert a["0 % noise, best R@1"] == "70.0 ± 14.1 (n = 2)"
+    assert a["20 % noise, last R@1"] == "40.0 (n = 1)"
+    assert b["0 % noise, last R@1"] == "70.0 (n = 1)"
+    assert b["20 % noise, best R@1"] == "-"
 
 
 def test_levels_chosen_from_the_runs():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import compose_train, run_entry
+from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
@@ -183,6 +183,14 @@ def test_the_library_gets_the_sizes_it_takes(name: str, sizes: int) -> None:
     loss = PMLLoss(20, 16, getattr(library, name))
     assert len(list(loss.parameters())) == sizes
     assert loss(make_embeddings(), LABELS).isfinite()
+
+
+def test_plain_shuffling_can_be_had(tmp_path: Path) -> None:
+    output = run_ok("train.py", "loss=triplet", "data.images_per_class=null", "run=x", *TINY_GLYPHS, cwd=tmp_path)
+    assert "classes x" not in output
+    output = run_ok("train.py", "loss=triplet", "run=y", *TINY_GLYPHS, cwd=tmp_path)
+    assert "batches: 4 classes x 4 images, for positives in every batch" in output
+    assert "train/images_seen" in (tmp_path / "runs" / "y" / "metrics.csv").read_text()
 
 
 BAD = {

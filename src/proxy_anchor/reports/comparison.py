@@ -106,6 +106,29 @@ def comparison_rows(
     return rows
 
 
+def noise_rows(comparisons: Sequence[Mapping[str, Sequence[Result]]]) -> list[dict[str, str]]:
+    """A row per loss of several comparisons: best and last Recall at the smallest K, in percent, by share of wrong labels."""
+    found: dict[str, dict[tuple[float, str], list[float]]] = {}
+    k = _smallest_k(comparisons[0])
+    for results in comparisons:
+        for loss, runs in results.items():
+            for run in runs:
+                for name in ("best", "last"):
+                    values = found.setdefault(loss, {}).setdefault((run.get("label_noise", 0.0), name), [])
+                    values.append(100 * run[name]["recall"][k])
+    columns = sorted({column for values in found.values() for column in values})
+    return [
+        {"loss": loss}
+        | {
+            f"{100 * noise:.0f} % noise, {name} R@{k}": f"{Spread.of(values[noise, name])} (n = {len(values[noise, name])})"
+            if (noise, name) in values
+            else "-"
+            for noise, name in columns
+        }
+        for loss, values in found.items()
+    ]
+
+
 def write_comparison(
     folder: Path, results: Mapping[str, Sequence[Result]], levels: Sequence[float] | None = None
 ) -> str:
