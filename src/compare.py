@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     for number, ((loss, seed), job) in enumerate(jobs.items(), start=1):
         place = folder / loss / f"seed{seed}"
         print(f"\n[{number}/{len(jobs)}] {loss}, seed {seed}: {place}", flush=True)
+        entry.STARTED = time.monotonic()  # each run's start-up time is its own
         try:
             results[loss].append(finished(job, place) or train(job, place))
         except Exception as error:  # whatever stopped this run, the others are still wanted
@@ -67,9 +69,10 @@ def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
 
 
 def free_memory() -> None:
-    """Let go of the last run's network, so that each run's peak memory is its own."""
+    """Let go of the last run's network and of what was compiled for it, so that each run starts as the first did."""
     import torch
 
+    torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

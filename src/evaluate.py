@@ -58,7 +58,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     seen = set(saved.metadata["classes"]) & set(splits.query.classes)
     if seen:
         print(f"note: {len(seen)} of {splits.query.num_classes} searched classes have the name of a class trained on.")
-    trainer.validate(MetricLearner(net, nn.Identity()), data, verbose=False)
+    trainer.validate(MetricLearner(net, nn.Identity(), compile=trained.get("compile", False)), data, verbose=False)
 
     recalls = recall.history[-1].recall
     print(f"{cfg.checkpoint} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")

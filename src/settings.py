@@ -72,6 +72,14 @@ def num_folds(cfg: DictConfig) -> int:
     return cfg.validation.num_folds
 
 
+def progress_bars(cfg: DictConfig) -> list[pl.Callback]:
+    """The trainer's bar, if it is on, looking at the loss every 20 steps: each look waits for the GPU."""
+    from pytorch_lightning.callbacks import TQDMProgressBar
+
+    on_gpu = cfg.trainer.accelerator != "cpu"
+    return [TQDMProgressBar(refresh_rate=20 if on_gpu else 1)] if cfg.trainer.enable_progress_bar else []
+
+
 def require_one_device(trainer: pl.Trainer) -> None:
     """Refuse several devices: losses averaged over shards would be another function than the loss of the batch."""
     if trainer.world_size > 1:
@@ -199,6 +207,7 @@ def check_config(cfg: DictConfig) -> None:
     from hydra.utils import instantiate
 
     from proxy_anchor.data.crops import CentralCrop, RandomCrops
+    from proxy_anchor.data.datamodule import check_decoding
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
@@ -229,6 +238,7 @@ def check_config(cfg: DictConfig) -> None:
         check_int("data.images_per_class", cfg.data.images_per_class, 2)
     check_number("dataset.label_noise", cfg.dataset.label_noise, 0, maximum=1)
     check_int("dataset.label_noise_seed", cfg.dataset.label_noise_seed, 0)
+    check_decoding(cfg.data.decode, cfg.data.cache, cfg.data.cache_side)
     instantiate(cfg.loss, num_classes=2, embedding_dim=1)
     OptimizerSettings(**cfg.optimizer)
     if cfg.optimizer.warmup_epochs >= cfg.trainer.max_epochs:

@@ -15,7 +15,6 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     """One run in `folder`; returns what result.json holds: selected, best and last evaluation, all of them, seconds."""
     import pytorch_lightning as pl
     from hydra.utils import instantiate
-    from pytorch_lightning.callbacks import ModelCheckpoint
 
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.models.embedding_net import EmbeddingNet
@@ -23,9 +22,11 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.reports.gallery import retrieval_gallery
     from proxy_anchor.reports.memory import reset_peak_memory
     from proxy_anchor.reports.run import make_result, summary
+    from proxy_anchor.training.checkpoint_io import background_writer, run_checkpoints
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
+    from proxy_anchor.training.startup import Startup
 
     # Everything that can refuse the configuration comes before the data.
     settings.make_paths_absolute(cfg)
@@ -33,12 +34,14 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     settings.require_new(folder)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=settings.selecting_set(cfg))
-    checkpoints = [
-        ModelCheckpoint(folder, "best", monitor=recall.monitor, mode="max", enable_version_counter=False),
-        ModelCheckpoint(folder, "last", enable_version_counter=False),
-    ]
-    loggers = [instantiate(each, save_dir=folder) for each in cfg.logger.values()]
-    trainer = instantiate(cfg.trainer, logger=loggers, callbacks=[recall, *checkpoints], default_root_dir=folder)
+    startup = Startup(entry.STARTED)
+    trainer = instantiate(
+        cfg.trainer,
+        logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
+        callbacks=[startup, recall, *run_checkpoints(folder, recall.monitor), *settings.progress_bars(cfg)],
+        plugins=[background_writer()],
+        default_root_dir=folder,
+    )
     settings.require_one_device(trainer)
     reset_peak_memory(trainer.strategy.root_device)
     net = EmbeddingNet(
@@ -54,15 +57,17 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
     metadata = {"config": OmegaConf.to_container(cfg, resolve=True), "classes": list(data.splits.train.classes)}
-    learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata)
+    learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, compile=cfg.compile)
 
     print(data.describe(), settings.describe_training(cfg), sep="\n", flush=True)
     trainer.validate(learner, data, verbose=False)
     OmegaConf.save(cfg, folder / "config.yaml", resolve=True)  # not earlier: a refused run leaves nothing
-    print(f"before training: {format_recall(recall.history[0].recall)}", flush=True)
+    print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
     trainer.fit(learner, data)
 
-    result = make_result(recall, data, trainer)
+    images_per_epoch = trainer.num_training_batches * cfg.data.batch_size
+    device = trainer.strategy.root_device
+    result = make_result(recall, data, startup.seconds, images_per_epoch=images_per_epoch, device=device)
     write_json(folder / RESULT_FILE, result)
     retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
     print(summary(result, folder), flush=True)

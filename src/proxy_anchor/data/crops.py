@@ -110,7 +110,15 @@ class CentralCrop:
         check_int("dataset.images.crop", self.crop, 1)
         check_int("dataset.images.resize", self.resize, self.crop)
 
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the crop of any image."""
+        return self.crop, self.crop
+
+    def keep(self, image: Image.Image) -> Image.Image:
+        """The crop, as Pillow's image."""
+        resized = F.resize(image, [self.resize], InterpolationMode.BILINEAR, antialias=True)
+        return F.center_crop(resized, [self.crop, self.crop])
+
     def __call__(self, image: Image.Image, epoch: int = 0, row: int = 0) -> Tensor:
         """uint8 (3, crop, crop), the same in every epoch."""
-        resized = F.resize(image, [self.resize], InterpolationMode.BILINEAR, antialias=True)
-        return F.pil_to_tensor(F.center_crop(resized, [self.crop, self.crop]))
+        return F.pil_to_tensor(self.keep(image))

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from proxy_anchor.data.crops import CentralCrop, RandomCrops
+from proxy_anchor.data.device_loader import CroppedBatches, StoredBatches
 from proxy_anchor.data.images import ImageDataset
+from proxy_anchor.data.pixels import (
+    SHARED_MEMORY,
+    Form,
+    Pixels,
+    Shrunk,
+    decode_to_device,
+    decode_to_file,
+    free_memory,
+    kept_sizes,
+)
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, share_seen
-from proxy_anchor.data.table import Splits
-from proxy_anchor.errors import check_int
+from proxy_anchor.data.table import ImageTable, Splits
+from proxy_anchor.errors import UsageError, check_choice, check_int
+
+DECODE = ("auto", "cpu", "gpu")
+CACHE = ("auto", "gpu", "ram", "disk", "none")
+_SHARE = 0.5  # of free memory that pixels may take: the rest is the network's, and other processes'
 
 
 def _num_cores() -> int:
@@ -26,7 +43,8 @@ class ImageDataModule(pl.LightningDataModule):
     """Loaders over a benchmark's splits.
 
     Batches are (images uint8 (B, 3, crop, crop), labels (B,), dataset indices (B,)). Training batches are shuffled and
-    the last short one is dropped; evaluation keeps order and drops nothing.
+    the last short one is dropped; evaluation keeps order and drops nothing. Order and crops are the same however the
+    images are decoded and by however many processes.
 
     Args:
         splits: what to train on and what to search.
@@ -36,6 +54,17 @@ class ImageDataModule(pl.LightningDataModule):
         seed: of the training order and crops, which depend on nothing but it and the epoch.
         num_workers: decoding processes; None takes the cores of this process, at most 16.
         crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
+        decode: "cpu" decodes and crops in worker processes, image by image, every epoch: the reference. "gpu" decodes
+            once, before training, and crops on the graphics card. "auto" takes the card where there is one and the
+            decoded images fit into half of its free memory, or else of this machine's.
+        cache: where decoded images are kept: "gpu", "ram" (shared by all processes, gone with the run), "disk" (a file in
+            `cache_dir`, used again by later runs), "none" or "auto" (with decode "gpu" the first of gpu and ram that
+            fits, otherwise none).
+        cache_side: shorter side of cached training images at most this; None keeps them as stored.
+        cache_dir: folder of cache "disk".
+
+    Attributes:
+        loading: how the images are decoded and kept, once `setup` has chosen: decode, cache, bytes, seconds.
 
     Raises UsageError when a value is out of range or the training images do not fill one batch.
     """
@@ -53,6 +82,10 @@ class ImageDataModule(pl.LightningDataModule):
         resize: int = 256,
         scale: Sequence[float] = (0.08, 1.0),
         flip: float = 0.5,
+        decode: str = "cpu",
+        cache: str = "none",
+        cache_side: int | None = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
         if eval_batch_size is not None:
@@ -60,6 +93,7 @@ class ImageDataModule(pl.LightningDataModule):
         if num_workers is not None:
             check_int("data.num_workers", num_workers, 0)
         check_int("data.batch_size", batch_size, 1)
+        check_decoding(decode, cache, cache_side)
         self.splits = splits
         self.batch_size = batch_size
         self.images_per_class = images_per_class
@@ -68,16 +102,21 @@ class ImageDataModule(pl.LightningDataModule):
         self.seed = seed
         # Made here to refuse batches that cannot be filled before training; without training images there are none.
         self.order = self.make_order() if len(splits.train) else None
-        self.train_images = ImageDataset(splits.train, RandomCrops(crop, scale, flip, seed))
-        test = CentralCrop(crop, resize)
+        self.train_crops, self.eval_crop = RandomCrops(crop, scale, flip, seed), CentralCrop(crop, resize)
+        self.train_images = ImageDataset(splits.train, self.train_crops)
         # One loader per table that is searched, with the name of its set and whether it is that set's gallery.
         self.eval_images: list[ImageDataset] = []
         self.eval_roles: list[tuple[str, bool]] = []
         for name, (query, gallery) in splits.evaluated.items():
             for table, is_gallery in ((query, False), (gallery, True)):
                 if table is not None:
-                    self.eval_images.append(ImageDataset(table, test))
+                    self.eval_images.append(ImageDataset(table, self.eval_crop))
                     self.eval_roles.append((name, is_gallery))
+        self._decode, self._cache, self._form = decode, cache, Shrunk(cache_side)
+        self._cache_dir = None if cache_dir is None else Path(cache_dir)
+        self._device = torch.device("cpu")
+        self._eval_pixels: list[Pixels] = []
+        self.loading: dict[str, Any] | None = None
 
     @property
     def num_eval_images(self) -> int:
@@ -101,19 +140,126 @@ class ImageDataModule(pl.LightningDataModule):
             return ShuffledBatches(len(self.splits.train), self.batch_size, **place)
         return PKBatches(self.splits.train.labels, self.batch_size, self.images_per_class, **place)
 
-    def train_dataloader(self) -> DataLoader:
-        """Full batches."""
-        return self._loader(self.train_images, batch_sampler=self.make_order())
+    def describe_loading(self) -> str:
+        """One line: where images are decoded and cropped, and how large the cache is."""
+        if self.loading is None or self.loading["cache"] == "none":
+            return f"images: decoded in every epoch by {self.num_workers} worker processes"
+        places = {"gpu": "on the card", "ram": "in memory", "disk": f"in {self._cache_dir}"}
+        cropped = "on the card" if self.loading["decode"] == "gpu" else f"by {self.num_workers} worker processes"
+        return (
+            f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB {places[self.loading['cache']]}, cropped {cropped} "
+            f"(data.decode={self.loading['decode']} data.cache={self.loading['cache']}; {self.loading['seconds']:.1f} s)"
+        )
 
-    def val_dataloader(self) -> list[DataLoader]:
+    def setup(self, stage: str) -> None:
+        """Choose where images are decoded and kept, and decode them, once."""
+        if self.loading is not None:
+            return
+        assert self.trainer is not None
+        start = time.perf_counter()
+        self._device = self.trainer.strategy.root_device
+        decode, cache = self._choose()
+        if cache == "gpu":
+            self.train_images.pixels = self._on_card(self.splits.train, self._form)
+            self._eval_pixels = [self._on_card(images.table, self.eval_crop) for images in self.eval_images]
+        elif cache != "none":
+            files = [self._in_file(self.splits.train, self._form, cache)]
+            files += [self._in_file(images.table, self.eval_crop, cache) for images in self.eval_images]
+            self.train_images.pixels, *self._eval_pixels = [pixels for pixels, _ in files]
+            self.trainer.strategy.barrier()
+            if cache == "ram" and self.trainer.is_global_zero:
+                for _, file in files:
+                    file.unlink(missing_ok=True)  # the memory stays until the last process that has mapped it ends
+        kept = [pixels for pixels in (self.train_images.pixels, *self._eval_pixels) if pixels is not None]
+        self.loading = {
+            "decode": decode,
+            "cache": cache,
+            "bytes": sum(len(pixels.values) for pixels in kept),
+            "seconds": time.perf_counter() - start,
+        }
+
+    def _choose(self) -> tuple[str, str]:
+        """(decode, cache) without "auto", the same on every process."""
+        decode, cache = self._decode, self._cache
+        has_card = self._device.type == "cuda"
+        if not has_card and "gpu" in (decode, cache):
+            key = "decode" if decode == "gpu" else "cache"
+            raise UsageError(f"data.{key}=gpu needs an NVIDIA card and trainer.accelerator=gpu: set data.{key}=auto.")
+        if decode == "cpu" or cache == "none" or not has_card:
+            return "cpu", "none" if cache == "auto" else cache
+        if cache != "auto":
+            return "gpu", cache
+        needed = self._bytes_needed()
+        room = {"gpu": torch.cuda.mem_get_info(self._device)[0], "ram": free_memory()}
+        fitting = [place for place, free in room.items() if needed <= _SHARE * free]
+        choice = ("gpu", fitting[0]) if fitting else ("cpu", "none")
+        choice = self.trainer.strategy.broadcast(choice)  # type: ignore[union-attr]  # memory differs between processes
+        if choice[0] == "cpu" and decode == "gpu":
+            free = "; ".join(f"{place} {amount / 1e9:.0f} GB free" for place, amount in room.items())
+            raise UsageError(
+                f"data.decode=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free ({free}): "
+                "set data.cache_side to shrink them, data.cache=disk, or data.decode=cpu."
+            )
+        return choice
+
+    def _bytes_needed(self) -> int:
+        """Of the decoded images of all tables."""
+        sizes = kept_sizes(self.splits.train, self._form, self.num_workers)
+        return 3 * (int(sizes.prod(1).sum()) + self.num_eval_images * self.eval_crop.crop**2)
+
+    def _on_card(self, table: ImageTable, form: Form) -> Pixels:
+        trainer: Any = self.trainer
+        sizes = kept_sizes(table, form, self.num_workers)
+        return decode_to_device(
+            table, form, sizes, self._device, self.num_workers, trainer.global_rank, trainer.world_size
+        )
+
+    def _in_file(self, table: ImageTable, form: Form, cache: str) -> tuple[Pixels, Path]:
+        if cache == "ram":
+            if not SHARED_MEMORY.is_dir():
+                raise UsageError(f"data.cache=ram needs {SHARED_MEMORY} (Linux): set data.cache=disk.")
+            folder = SHARED_MEMORY / f"proxy_anchor-{os.getuid()}"
+        elif self._cache_dir is None:
+            raise UsageError("data.cache=disk needs a folder: set data.cache_dir=DIR.")
+        else:
+            folder = self._cache_dir
+        return decode_to_file(table, form, folder, self.num_workers, name=self.splits.name)
+
+    def train_dataloader(self) -> Any:
+        """Full batches in the order of this epoch, shuffled or P x K."""
+        images, order = self.train_images, self.make_order()
+        if self.loading is not None and self.loading["decode"] == "gpu":
+            assert images.pixels is not None
+            return CroppedBatches(images.pixels, images.labels, self.train_crops, order, self._device)
+        return self._loader(images, batch_sampler=order)
+
+    def val_dataloader(self) -> list[Any]:
         """One loader per entry of `eval_roles`, in table order."""
+        if self._eval_pixels:
+            pairs = zip(self._eval_pixels, self.eval_images, strict=True)
+            return [StoredBatches(kept, each.labels, self.eval_batch_size, self._device) for kept, each in pairs]
         return [self._loader(images, batch_size=self.eval_batch_size) for images in self.eval_images]
 
-    def _loader(self, images: Dataset, **batches: Any) -> DataLoader:
+    def _loader(self, images: ImageDataset, **batches: Any) -> DataLoader:
+        mapped = images.pixels is not None and self.num_workers > 0
         return DataLoader(
             images,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
+            multiprocessing_context="fork" if mapped else None,  # the mapping is inherited: its file may be gone
             **batches,
         )
+
+
+def check_decoding(decode: str, cache: str, cache_side: int | None) -> None:
+    """Raise UsageError for keys of `data` that are unknown or contradict one another."""
+    check_choice("data.decode", decode, DECODE)
+    check_choice("data.cache", cache, CACHE)
+    Shrunk(cache_side)
+    if decode == "cpu" and cache == "gpu":
+        raise UsageError(
+            "data.decode=cpu crops in worker processes, which cannot read data.cache=gpu: set ram or disk."
+        )
+    if decode == "gpu" and cache == "none":
+        raise UsageError("data.decode=gpu crops images that are kept decoded: set data.cache=auto, gpu, ram or disk.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from torch.utils.data import Dataset
 
 from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UsageError
+
+if TYPE_CHECKING:
+    from proxy_anchor.data.pixels import Pixels
 
 Crops = Callable[[Image.Image, int, int], Tensor]  # (image, epoch, row) -> uint8 (3, crop, crop)
 
@@ -56,12 +61,22 @@ def read_rgb(path: Path) -> Image.Image:
     The pixels are taken as stored: an EXIF orientation is not applied, as in the authors' loader.
     Raises UsageError with the file's name when it is missing, empty, truncated or no image.
     """
+    with open_image(path) as image:
+        image.load()
+        return to_rgb(image)
+
+
+@contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """Pillow's lazy image of a file: its header is read, its pixels when they are asked for.
+
+    Raises UsageError as `read_rgb` does, also for what goes wrong while the image is used.
+    """
     # A truncated file must be an error, also when another library has switched Pillow's leniency on since the last call.
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
         with Image.open(path) as image:
-            image.load()
-            return to_rgb(image)
+            yield image
     except FileNotFoundError as error:
         raise UsageError(f"image {path} is missing: restore it or remove it from the list.") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -75,11 +90,11 @@ class ImageDataset(Dataset):
 
     The index travels with the image, so that evaluation can undo whatever order or padding a sampler made.
     Item e * N + i (see `ShuffledBatches`) is image i with the random numbers of epoch e.
+    pixels: the images decoded before, in host memory; None reads the files.
     """
 
-    def __init__(self, table: ImageTable, crops: Crops) -> None:
-        self.table = table
-        self.crops = crops
+    def __init__(self, table: ImageTable, crops: Crops, pixels: Pixels | None = None) -> None:
+        self.table, self.crops, self.pixels = table, crops, pixels
         self.labels = torch.from_numpy(table.labels)
 
     def __len__(self) -> int:
@@ -87,4 +102,5 @@ class ImageDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
         epoch, row = divmod(index, len(self.table))
-        return self.crops(read_rgb(self.table.paths[row]), epoch, row), self.labels[row], row
+        image = read_rgb(self.table.paths[row]) if self.pixels is None else self.pixels.image(row)
+        return self.crops(image, epoch, row), self.labels[row], row

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 
 from proxy_anchor.data.datamodule import ImageDataModule
@@ -41,18 +40,24 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({torch.get_num_threads()} threads)"
 
 
-def make_result(recall: RecallCallback, data: ImageDataModule, trainer: pl.Trainer) -> dict[str, Any]:
+def make_result(
+    recall: RecallCallback,
+    data: ImageDataModule,
+    startup_seconds: dict[str, float],
+    *,
+    images_per_epoch: int,
+    device: torch.device,
+) -> dict[str, Any]:
     """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
-    Rates are medians over epochs, in images per second.
+    startup_seconds: from the command to the first step (see `Startup`). images_per_epoch: training images that
+    one epoch sees. Rates are medians over epochs, in images per second.
     Peak memory: of what torch holds on a GPU, of the whole process on a CPU, since `memory.reset_peak_memory`.
     """
     history = recall.history
     trained = [each for each in history if each.epoch > 0]
     if not trained:
         raise UsageError("training ended before its first evaluation: there is nothing to report. Train a whole epoch.")
-    device = trainer.strategy.root_device
-    images_per_epoch = trainer.num_training_batches * data.batch_size
     epoch_seconds = [each.train_seconds + each.eval_seconds for each in trained]
     return {
         "untrained": history[0].as_dict() if history[0].epoch == 0 else None,
@@ -67,6 +72,12 @@ def make_result(recall: RecallCallback, data: ImageDataModule, trainer: pl.Train
         "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
         "peak_memory_gib": peak_memory(device) / 2**30,
         "label_noise": data.splits.num_mislabelled / len(data.splits.train),
+        "startup_seconds": {
+            **startup_seconds,
+            "images": (data.loading or {}).get("seconds", 0.0),
+            "first_evaluation": history[0].eval_seconds if history[0].epoch == 0 else 0.0,
+        },
+        "loading": data.loading,
         "device": device_name(device),
         "versions": versions(),
     }
@@ -88,6 +99,11 @@ def summary(result: dict[str, Any], folder: Path) -> str:
     lines.append(
         f"  {result['seconds_per_epoch']:.1f} s per epoch: {result['train_images_per_second']:.0f} images/s training, "
         f"{result['eval_images_per_second']:.0f} images/s evaluating, on {result['device']}"
+    )
+    seconds = result["startup_seconds"]
+    lines.append(
+        f"  {seconds['total']:.1f} s from the command to the first step: images {seconds['images']:.1f}, first evaluation "
+        f"{seconds['first_evaluation']:.1f}, compilation {seconds['compilation']:.1f}"
     )
     lines.append(f"  run folder: {folder}")
     return "\n".join(lines)

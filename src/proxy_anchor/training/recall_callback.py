@@ -20,7 +20,8 @@ from proxy_anchor.retrieval.search import check_k
 
 @dataclass(frozen=True)
 class EpochResult:
-    """One evaluation. epoch 0 is the state before training; train_seconds + eval_seconds is the whole epoch.
+    """One evaluation. epoch 0 is the state before training; train_seconds + eval_seconds is the whole epoch, and
+    search_seconds of it the search alone, after the last image was embedded.
 
     recall: {K: share of queries, in [0, 1]} on the searched classes. validation: the same on held-out training classes,
     None without. train_loss: mean over the epoch's batches, None before training.
@@ -30,6 +31,7 @@ class EpochResult:
     recall: dict[int, float]
     train_seconds: float
     eval_seconds: float
+    search_seconds: float = 0.0
     train_loss: float | None = None
     validation: dict[int, float] | None = None
 
@@ -151,18 +153,24 @@ class RecallCallback(pl.Callback):
         """Search, log, print, remember."""
         if trainer.sanity_checking:
             return
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)  # embedding is not searching
+        search_start = time.perf_counter()
         recall = {name: metric.compute() for name, metric in self.metrics.items()}
+        end = time.perf_counter()
         training = trainer.state.fn == "fit"
         searched = next(iter(recall))
         result = EpochResult(
             epoch=trainer.current_epoch + 1 if training else 0,
             recall=recall[searched],
             train_seconds=self._eval_start - self._train_start if training else 0.0,
-            eval_seconds=time.perf_counter() - self._eval_start,
+            eval_seconds=end - self._eval_start,
+            search_seconds=end - search_start,
             train_loss=float(torch.stack(self._losses).mean()) if training else None,
             validation=recall["validation"] if "validation" in recall and searched != "validation" else None,
         )
         self.history.append(result)
+        pl_module.log("search_seconds", result.search_seconds)
         for name, values in recall.items():
             pl_module.log_dict({f"{name}/recall_at_{k}": value for k, value in values.items()})
         # The logger's own `epoch` counts from 0 and is 0 for the untrained state too.
@@ -183,7 +191,9 @@ class RecallCallback(pl.Callback):
 
     def _print(self, trainer: pl.Trainer, pl_module: pl.LightningModule, result: EpochResult) -> None:
         loss = "" if result.train_loss is None else f"loss {result.train_loss:.3f}  "
-        seconds = f"({result.train_seconds:.1f} s + {result.eval_seconds:.1f} s)"
+        seconds = (
+            f"({result.train_seconds:.1f} s + {result.eval_seconds:.1f} s, {result.search_seconds:.2f} s of it search)"
+        )
         held_out = "" if result.validation is None else f"validation {format_recall(result.validation)}  test "
         recall = f"{held_out}{format_recall(result.recall)}"
         pl_module.print(f"epoch {result.epoch}/{trainer.max_epochs}: {loss}{recall}  {seconds}")

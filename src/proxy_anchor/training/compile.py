@@ -1,0 +1,81 @@
+"""torch.compile for the network, and the check that it trains as the network itself does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from proxy_anchor.errors import UsageError
+
+if TYPE_CHECKING:
+    from proxy_anchor.training.module import MetricLearner
+
+MIN_COSINE = 0.95  # bf16 gradients of two orders of summation agree to 0.99 and better; a broken kernel is far off
+
+
+class CompiledNet:
+    """The network's forward, compiled for one shape of batch.
+
+    A shorter batch (the last of an evaluation) is filled up with copies of its first image, whose embeddings are dropped:
+    compiling once more for its shape would take longer than many epochs.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self._forward = torch.compile(net.forward, dynamic=False)
+        self._longest = {True: 0, False: 0}  # with and without gradients
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """As the network's own forward."""
+        grad, count = torch.is_grad_enabled(), len(images)
+        self._longest[grad] = max(self._longest[grad], count)
+        missing = self._longest[grad] - count
+        if missing:
+            images = torch.cat([images, images[:1].expand(missing, -1, -1, -1)])
+        # Batches of the workers and of the card are laid out differently, which would be two compilations.
+        embeddings = self._forward(images.contiguous(memory_format=torch.channels_last))
+        return embeddings[:count] if missing else embeddings
+
+
+def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> float:
+    """The cosine between the compiled network's gradient on the first training batch and the network's own.
+
+    Compiled networks have been seen to return NaN gradients, and gradients that never reach the backbone, without an error.
+    Leaves weights, statistics and random numbers as they were. Raises UsageError when a gradient is not finite or points
+    elsewhere.
+    """
+    assert learner.compiled is not None
+    images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
+    images, labels = images.to(learner.device), labels.to(learner.device)
+    statistics = {name: buffer.clone() for name, buffer in learner.net.named_buffers()}
+    devices = [learner.device] if learner.device.type == "cuda" else []
+    gradients = []
+    for embed in (learner.net, learner.compiled):
+        with torch.random.fork_rng(devices), trainer.precision_plugin.train_step_context():
+            torch.manual_seed(0)  # dropout, where there is any
+            gradients.append(_gradient(learner.loss(embed(images), labels), learner.net))
+    for name, buffer in learner.net.named_buffers():
+        buffer.copy_(statistics[name])
+    return compare(*gradients)
+
+
+def _gradient(loss: Tensor, net: nn.Module) -> Tensor:
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    # A parameter's share is scaled to length 1 so that no layer hides behind the steepest one.
+    pairs = zip(found, parameters, strict=True)
+    flat = [torch.zeros_like(p).flatten() if g is None else g.float().flatten() for g, p in pairs]
+    return torch.cat([each / each.norm().clamp_min(1e-12) for each in flat])
+
+
+def compare(plain: Tensor, compiled: Tensor) -> float:
+    """The cosine between two gradients; UsageError when the second is not finite or far from the first."""
+    cosine = float(torch.nn.functional.cosine_similarity(plain, compiled, dim=0))
+    if not cosine >= MIN_COSINE:  # NaN too
+        raise UsageError(
+            f"the compiled network's gradients differ from the network's own (cosine {cosine:.3f}, at least {MIN_COSINE} "
+            "wanted): this torch version miscompiles it. Train with compile=false."
+        )
+    return cosine

@@ -1,0 +1,36 @@
+"""What happens between the command and the first step, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytorch_lightning as pl
+
+from proxy_anchor.training.compile import check_compiled
+
+if TYPE_CHECKING:
+    from proxy_anchor.training.module import MetricLearner
+
+
+class Startup(pl.Callback):
+    """Checks a compiled network before the first step and keeps the time until then.
+
+    started: `time.monotonic()` when the command began.
+
+    Attributes:
+        seconds: from then to the first step, and "compilation" alone: {"total": ..., "compilation": ...}.
+    """
+
+    def __init__(self, started: float) -> None:
+        self.started = started
+        self.seconds: dict[str, float] = {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
+        """Compile and compare; stop the clock."""
+        start = time.monotonic()
+        if pl_module.compiled is not None:
+            cosine = check_compiled(trainer, pl_module)
+            print(f"compiled network: gradient's cosine with the plain network's {cosine:.4f}", flush=True)
+        now = time.monotonic()
+        self.seconds = {"total": now - self.started, "compilation": now - start}
