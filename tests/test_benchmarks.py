@@ -1,89 +1,64 @@
-"""The benchmarks run, on sizes that take seconds; what they count is right where it can be known."""
+"""The benchmarks run as commands; what they measure is for a GPU to say."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from cli import REPOSITORY
 
-BENCHMARKS = REPOSITORY / "benchmarks"
+FOLDER = REPOSITORY / "benchmarks"
 
 
 @pytest.fixture
-def complexity(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return pytest.importorskip("complexity")
+def common(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return pytest.importorskip("common")
 
 
-def test_complexity_quick(tmp_path):
+def run_benchmark(script: str, *arguments: str, cwd: Path) -> str:
     done = subprocess.run(
-        [
-            *[
-                sys.executable,
-                str(BENCHMARKS / "complexity.py"),
-                "--quick",
-                "--device",
-                "cpu",
-                "--output",
-                str(tmp_path),
-            ],
-            *["--losses", "proxy_anchor", "soft_triple", "triplet"],
-        ],
+        [sys.executable, str(FOLDER / script), *arguments],
+        cwd=cwd,
         capture_output=True,
         text=True,
+        timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "complexity.jsonl").read_text().splitlines()]
-    assert len(rows) == 3 * 2 * 3 + 2  # three axes for all, proxies for one
-    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 and row["commit"] for row in rows)
-    for axis in ("images", "batch", "classes", "proxies"):
-        for suffix in ("svg", "png"):
-            assert (tmp_path / f"complexity_{axis}.{suffix}").stat().st_size > 1000
-    assert "O(M³/B²)" in done.stdout
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
-def test_complexity_refuses_an_unknown_loss(tmp_path):
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "complexity.py"),
-        "--quick",
-        "--losses",
-        "triplett",
-        "--output",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "--losses triplett: choose from arcface" in done.stderr
+def test_loss_prints_a_table_and_records_its_rows(tmp_path: Path) -> None:
+    arguments = ("--quick", "--device", "cpu", "--output", "results")
+    output = run_benchmark("loss.py", *arguments, cwd=tmp_path)
+    for name in ("bare product", "ours", "formula, autograd", "released code's form"):
+        assert len(re.findall(rf"^ +\d+ .* {name} ", output, re.M)) == 2, name  # two numbers of classes
+
+    record = tmp_path / "results" / "loss.jsonl"
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert {"classes", "loss", "time_ratio", "memory_ratio", "date", "commit", "device", "versions"} <= set(rows[0])
+    for row in rows:
+        if row["loss"] == "bare product":
+            assert row["time_ratio"] == 1
+        else:
+            assert row["error_ppm"] < 20, row["loss"]  # the peers compute the same loss
+    run_benchmark("loss.py", *arguments, cwd=tmp_path)
+    assert len(record.read_text().splitlines()) == 2 * len(rows)  # added to, not replaced
 
 
-def test_exponent_of_powers(complexity):
-    assert complexity.exponent([1, 10, 20, 40], [5.0, 100.0, 400.0, 1600.0]) == pytest.approx(2)
+def test_rounds_are_interleaved(common) -> None:
+    calls: list[str] = []
+    functions = {name: (lambda name=name: calls.append(name)) for name in "ab"}
+    seconds = common.interleaved_seconds(functions, torch.device("cpu"), repeats=3, warmup=2)
+    assert "".join(calls) == "aabb" + "ababab"
+    assert [len(each) for each in seconds.values()] == [3, 3]
 
 
-def test_memory_without_torchs_own_count(complexity):
-    device = torch.device("cpu")
-    kept = torch.ones(250_000, requires_grad=True)
-
-    def chain():
-        x = torch.ones(250_000)
-        for _ in range(10):
-            x = x * 2
-
-    def all_at_once():
-        return [torch.ones(250_000) for _ in range(10)]
-
-    def backward():
-        (kept * 2).exp().sum().backward()
-        kept.grad = None
-
-    assert complexity.peak_memory(chain, device) == 2_000_000
-    assert complexity.peak_memory(all_at_once, device) == 10_000_000
-    assert complexity.peak_memory(backward, device) == pytest.approx(
-        2_000_000, abs=100
-    )  # what exp keeps, and one gradient
+def test_ratio_is_taken_within_each_round(common) -> None:
+    assert common.median_ratio([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == 2.0

@@ -6,6 +6,9 @@ Where the released code and this file differ, with equal values and gradients wh
 - log(1 + sum exp) is computed as a log-sum-exp with a zero among its terms (Eq. 5), so it is finite for every alpha;
 - similarities and log-sum-exp are float32 (float64 for float64 input) under every precision;
 - classes are addressed by index; no one-hot matrix and no (C, C) buffer is made.
+
+`proxy_anchor_loss` is the definition, on one screen; `ProxyAnchorLoss` computes it by `class_block_loss`, which has the
+gradient written out and costs about what the similarity product alone does. Tests hold the two together.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from proxy_anchor.errors import UsageError, check_int, check_number
+from proxy_anchor.losses.class_block import class_block_loss
 from proxy_anchor.losses.precision import KeepsPrecision
 
 
@@ -114,10 +118,7 @@ class ProxyAnchorLoss(KeepsPrecision):
         check_shapes(embeddings, labels, self.embedding_dim)
         if self.check_labels:
             check_range(labels, self.num_classes)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            dtype = torch.promote_types(self.proxies.dtype, embeddings.dtype)
-            similarities = unit_length(embeddings.to(dtype)) @ unit_length(self.proxies.to(dtype)).T  # (B, C)
-            return proxy_anchor_loss(similarities, labels.long(), self.alpha, self.delta)
+        return class_block_loss(embeddings, self.proxies, labels.long(), self.alpha, self.delta)
 
     def extra_repr(self) -> str:
         """The arguments, for print(module)."""
