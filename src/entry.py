@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -25,6 +26,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -83,6 +85,20 @@ class TimmSource(ConfigSource):
         return config_path.removeprefix("backbone/").removesuffix(".yaml")
 
 
+class TimmSearchPath(SearchPathPlugin):
+    """Has Hydra ask TimmSource behind conf/; in a config file only the outermost one may say so."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add it."""
+        search_path.append("timm", f"{TimmSource.scheme()}://")
+
+
+def register_plugins() -> None:
+    """Make every timm name a choice of `backbone` for whatever is composed in this process."""
+    Plugins.instance().register(TimmSource)
+    Plugins.instance().register(TimmSearchPath)
+
+
 class SweepTable(Callback):
     """Collects the jobs of a sweep and prints one table of them at the end, also when some failed."""
 
@@ -123,7 +139,7 @@ class SweepTable(Callback):
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
-    Plugins.instance().register(TimmSource)
+    register_plugins()
     _quieten()
     failures: list[BaseException] = []
 

@@ -39,16 +39,20 @@ def selecting_set(cfg: DictConfig) -> str:
 
 
 def load_splits(cfg: DictConfig) -> Splits:
-    """The data set, with classes held out of training when `validation` asks for it."""
+    """The data set, with classes held out of training and labels made wrong where the config asks for it."""
     from hydra.utils import instantiate
 
     from proxy_anchor.data.holdout import hold_out_classes, take_fold
+    from proxy_anchor.data.noise import mislabel
 
     splits = instantiate(cfg.dataset.load)
     arguments = {key: value for key, value in cfg.validation.items() if key != "name"}
     if cfg.validation.name == "classes":
-        return hold_out_classes(splits, **arguments)
-    return take_fold(splits, **arguments) if cfg.validation.name == "folds" else splits
+        splits = hold_out_classes(splits, **arguments)
+    elif cfg.validation.name == "folds":
+        splits = take_fold(splits, **arguments)
+    # After the hold-out: held-out images keep their labels. A checkpoint may be older than these keys.
+    return mislabel(splits, share=cfg.dataset.get("label_noise", 0.0), seed=cfg.dataset.get("label_noise_seed", 0))
 
 
 def describe_training(cfg: DictConfig) -> str:
@@ -90,6 +94,53 @@ def require_new(folder: Path) -> None:
         raise UsageError(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
 
 
+_COMPARISON_KEYS = ("losses", "seeds", "levels")
+
+
+def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
+    """{(loss, seed): config} of a comparison, all losses of a seed together; each checked as train.py would.
+
+    Raises UsageError for what no run of it could do: an unknown loss, a key that one of the losses does not have.
+    """
+    for key in ("losses", "seeds"):
+        if not isinstance(cfg[key], ListConfig) or not len(cfg[key]) or len(set(cfg[key])) < len(cfg[key]):
+            raise UsageError(f"{key}={cfg[key]}: expected a list of different ones, for example {key}={_LISTS[key]}.")
+    for level in cfg.levels or ():
+        check_number("levels", level, 0, maximum=100)
+    if cfg.validation.name == "folds":
+        raise UsageError("validation=folds: a comparison takes whole runs; use validation=classes, or leave it out.")
+    given = HydraConfig.get().overrides.task
+    for key, instead in {"loss": "losses=[...]", "seed": "seeds=[...]"}.items():
+        if any(override.startswith(f"{key}=") for override in given):
+            raise UsageError(f"{key}=...: a comparison takes {instead}.")
+    shared = [each for each in given if each.partition("=")[0].lstrip("+~") not in _COMPARISON_KEYS]
+    jobs = {}
+    for seed in cfg.seeds:
+        for loss in cfg.losses:
+            job = compose("train", [*shared, f"loss={loss}", f"seed={seed}"])
+            job.run = f"{cfg.run}/{loss}/seed{seed}"
+            make_paths_absolute(job)
+            check_config(job)
+            jobs[loss, seed] = job
+    return jobs
+
+
+_LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
+
+
+def require_same(cfg: DictConfig, folder: Path) -> None:
+    """Refuse a finished run whose settings were others: it would stand in a table that does not say so."""
+    made: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    wanted: Any = OmegaConf.to_container(cfg, resolve=True)
+    unimportant = ("run", "logger")
+    different = [key for key in {*made, *wanted} if key not in unimportant and made.get(key) != wanted.get(key)]
+    if different:
+        raise UsageError(
+            f"{folder} holds a run with other settings ({', '.join(sorted(different))}): choose another run=NAME, or remove "
+            "that folder."
+        )
+
+
 # Values of more than one type; everything else has the type of its default.
 _ANY_TYPE = (
     "run",
@@ -100,6 +151,7 @@ _ANY_TYPE = (
     "trainer.devices",
     "trainer.strategy",
     "trainer.deterministic",
+    "data.images_per_class",
 )
 
 
@@ -182,6 +234,10 @@ def check_config(cfg: DictConfig) -> None:
     for key in ("batch_size", "eval_batch_size"):
         if cfg.data[key] is not None:
             check_int(f"data.{key}", cfg.data[key], 1)
+    if cfg.data.images_per_class is not None:
+        check_int("data.images_per_class", cfg.data.images_per_class, 2)
+    check_number("dataset.label_noise", cfg.dataset.label_noise, 0, maximum=1)
+    check_int("dataset.label_noise_seed", cfg.dataset.label_noise_seed, 0)
     check_decoding(cfg.data.decode, cfg.data.cache, cfg.data.cache_side)
     instantiate(cfg.loss, num_classes=2, embedding_dim=1)
     OptimizerSettings(**cfg.optimizer)

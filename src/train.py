@@ -20,6 +20,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.models.embedding_net import EmbeddingNet
     from proxy_anchor.reports.files import RESULT_FILE, write_json
     from proxy_anchor.reports.gallery import retrieval_gallery
+    from proxy_anchor.reports.memory import reset_peak_memory
     from proxy_anchor.reports.run import make_result, summary
     from proxy_anchor.training.checkpoint_io import BackgroundWriter, run_checkpoints
     from proxy_anchor.training.module import MetricLearner
@@ -42,6 +43,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         default_root_dir=folder,
     )
     settings.require_one_device(trainer)
+    reset_peak_memory(trainer.strategy.root_device)
     net = EmbeddingNet(
         cfg.backbone.name,
         cfg.embedding_dim,
@@ -51,7 +53,6 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         weights=cfg.backbone.weights,
         batch_norm=cfg.batch_norm,
     )
-
     data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
 import entry
@@ -51,6 +50,6 @@ def run_ok(script: str, *arguments: str, cwd: Path) -> str:
 
 def compose_train(*overrides: str, with_hydra: bool = False) -> DictConfig:
     """The config that `python src/train.py OVERRIDES` runs with, in this process."""
-    Plugins.instance().register(entry.TimmSource)
+    entry.register_plugins()
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         return compose("train", list(overrides), return_hydra_config=with_hydra)

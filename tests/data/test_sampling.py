@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from proxy_anchor.data.datamodule import ImageDataModule
-from proxy_anchor.data.sampling import ShuffledBatches, mix
+from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, mix, share_seen
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
@@ -70,9 +70,15 @@ def make_data(tmp_path):
         rows.append((path, str(index % 3)))
     [table] = make_tables(rows)
 
-    def make(num_workers: int, seed: int = 5) -> ImageDataModule:
+    def make(num_workers: int, seed: int = 5, images_per_class: int | None = None) -> ImageDataModule:
         return ImageDataModule(
-            Splits("made-up", table, table), batch_size=4, num_workers=num_workers, seed=seed, crop=16, resize=16
+            Splits("made-up", table, table),
+            batch_size=4,
+            num_workers=num_workers,
+            seed=seed,
+            images_per_class=images_per_class,
+            crop=16,
+            resize=16,
         )
 
     return make
@@ -122,3 +128,81 @@ def test_crops_leave_the_random_numbers_of_the_caller_alone(make_data):
     torch.manual_seed(1)
     _ = data.train_images[0]
     assert torch.equal(torch.rand(3), expected)
+
+
+# P x K
+
+UNEVEN = [0] * 9 + [1] * 4 + [2] * 3 + [3] + [4] * 7 + [5] * 8 + [6] * 2 + [7] * 10
+
+
+def test_pk_batches_hold_p_classes_of_k_images():
+    labels = torch.tensor(UNEVEN)
+    order = PKBatches(UNEVEN, 16, 4, seed=1)
+    assert len(order) == len(UNEVEN) // 16 == 2
+    for batches in passes(order, *range(20)):
+        assert len(batches) == 2
+        for batch in batches:
+            groups = labels[torch.tensor(batch) % len(UNEVEN)].view(4, 4)
+            assert (groups == groups[:, :1]).all()
+            assert len(groups[:, 0].unique()) == 4
+            # Only a class that has fewer than 4 images repeats one, and then as seldom as possible.
+            for group, label in zip(torch.tensor(batch).view(4, 4), groups[:, 0].tolist(), strict=True):
+                assert len(group.unique()) == min(4, UNEVEN.count(label))
+
+
+def test_pk_sees_every_image_in_the_long_run_and_about_equally_often():
+    labels = [index // 6 for index in range(60)]
+    seen = torch.zeros(60)
+    for batches in passes(PKBatches(labels, 12, 4, seed=0), *range(400)):
+        for batch in batches:
+            seen += torch.bincount(torch.tensor(batch) % 60, minlength=60)
+    assert seen.sum() == 400 * 60
+    assert seen.min() > 350
+    assert seen.max() < 450
+    uneven = {index % len(UNEVEN) for each in passes(PKBatches(UNEVEN, 16, 4), *range(30)) for b in each for index in b}
+    assert uneven == set(range(len(UNEVEN)))
+
+
+def test_pk_is_a_pass_over_the_images_where_classes_are_of_equal_size():
+    order = PKBatches([index // 8 for index in range(96)], 12, 4, seed=2)
+    shares = [share_seen(order, epoch) for epoch in range(10)]
+    assert min(shares) > 0.9
+    assert share_seen(ShuffledBatches(96, 12), 0) == 1
+
+
+def test_pk_order_follows_from_seed_and_epoch():
+    found = passes(PKBatches(UNEVEN, 8, 2, seed=3), 0, 1, 1, 0)
+    assert found[0] == found[3] != found[1] == found[2]
+    assert passes(PKBatches(UNEVEN, 8, 2, seed=4), 0) != found[:1]
+    assert {index // len(UNEVEN) for batch in found[1] for index in batch} == {1}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_processes_divide_the_pk_batches_of_one(world_size):
+    whole = list(PKBatches(UNEVEN, 16, 4, seed=4))
+    parts = [list(PKBatches(UNEVEN, 16, 4, seed=4, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    assert [[index for part in slices for index in part] for slices in zip(*parts, strict=True)] == whole
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "k", "message"),
+    [
+        (14, 4, r"^data\.batch_size=14 is not a multiple of data\.images_per_class=4: set data\.batch_size=16, or "),
+        (36, 4, r"takes 9 classes and there are 8: set data\.batch_size=32 or less\.$"),
+        (16, 1, r"^data\.images_per_class=1: expected a whole number of at least 2"),
+        (64, 4, r"^data\.batch_size=64 is larger than the 44 training images"),
+    ],
+)
+def test_pk_refuses_what_cannot_be_filled(batch_size, k, message):
+    with pytest.raises(UsageError, match=message):
+        PKBatches(UNEVEN, batch_size, k)
+
+
+def test_data_module_takes_pk_batches_and_says_so(make_data):
+    data = make_data(0, images_per_class=2)
+    assert "2 classes x 2 images" in data.describe()
+    assert "of the images" in data.describe()
+    assert "classes x" not in make_data(0).describe()
+    labels = [batch[1] for batch in data.train_dataloader()]
+    assert len(labels) == 3
+    assert all((each.bincount() == 2).sum() == 2 for each in labels)

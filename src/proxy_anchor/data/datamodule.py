@@ -26,7 +26,7 @@ from proxy_anchor.data.pixels import (
     free_memory,
     kept_sizes,
 )
-from proxy_anchor.data.sampling import ShuffledBatches
+from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
 
@@ -51,6 +51,7 @@ class ImageDataModule(pl.LightningDataModule):
         splits: what to train on and what to search.
         batch_size: training images per step, over all devices.
         eval_batch_size: images per evaluation step (default: batch_size).
+        images_per_class: K of P x K batches (see `PKBatches`); None shuffles.
         seed: of the training order and crops, which depend on nothing but it and the epoch.
         num_workers: decoding processes; None takes the cores of this process, at most 16.
         crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
@@ -75,6 +76,7 @@ class ImageDataModule(pl.LightningDataModule):
         *,
         batch_size: int = 180,
         eval_batch_size: int | None = None,
+        images_per_class: int | None = None,
         num_workers: int | None = None,
         seed: int = 0,
         crop: int = 224,
@@ -92,14 +94,15 @@ class ImageDataModule(pl.LightningDataModule):
         if num_workers is not None:
             check_int("data.num_workers", num_workers, 0)
         check_int("data.batch_size", batch_size, 1)
-        if len(splits.train):
-            ShuffledBatches(len(splits.train), batch_size)  # refuses a batch that cannot be filled, before training
         check_decoding(decode, cache, cache_side)
         self.splits = splits
         self.batch_size = batch_size
+        self.images_per_class = images_per_class
         self.eval_batch_size = eval_batch_size or batch_size
         self.num_workers = min(_num_cores(), 16) if num_workers is None else num_workers
         self.seed = seed
+        # Made here to refuse batches that cannot be filled before training; without training images there are none.
+        self.order = self.make_order() if len(splits.train) else None
         self.train_crops, self.eval_crop = RandomCrops(crop, scale, flip, seed), CentralCrop(crop, resize)
         self.train_images = ImageDataset(splits.train, self.train_crops)
         # One loader per table that is searched, with the name of its set and whether it is that set's gallery.
@@ -123,7 +126,20 @@ class ImageDataModule(pl.LightningDataModule):
 
     def describe(self) -> str:
         """One line on what is trained on and what is searched, and one for the loader's notice if it has any."""
-        return self.splits.describe()
+        lines = [self.splits.describe()]
+        if isinstance(self.order, PKBatches):
+            lines.append(
+                f"batches: {self.order.num_groups} classes x {self.images_per_class} images, for positives in every batch "
+                f"(data.images_per_class); the first epoch holds {100 * share_seen(self.order, 0):.1f} % of the images"
+            )
+        return "\n".join(lines)
+
+    def make_order(self, rank: int = 0, world_size: int = 1) -> ShuffledBatches:
+        """The batches of this process: shuffled, or P x K."""
+        place: dict[str, int] = {"seed": self.seed, "rank": rank, "world_size": world_size}
+        if self.images_per_class is None:
+            return ShuffledBatches(len(self.splits.train), self.batch_size, **place)
+        return PKBatches(self.splits.train.labels, self.batch_size, self.images_per_class, **place)
 
     def describe_loading(self) -> str:
         """One line: where images are decoded and cropped, and how large the cache is."""
@@ -215,9 +231,8 @@ class ImageDataModule(pl.LightningDataModule):
         return decode_to_file(table, form, folder, self.num_workers, name=self.splits.name)
 
     def train_dataloader(self) -> Any:
-        """Shuffled full batches."""
-        images = self.train_images
-        order = ShuffledBatches(len(images), self.batch_size, seed=self.seed)
+        """Full batches in the order of this epoch, shuffled or P x K."""
+        images, order = self.train_images, self.make_order()
         if self.loading is not None and self.loading["decode"] == "gpu":
             assert images.pixels is not None
             return CroppedBatches(images.pixels, images.labels, self.train_crops, order, self._device)

@@ -7,8 +7,10 @@ continued at epoch 7 sees the order and the crops that epoch 7 would have had.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -64,6 +66,90 @@ class ShuffledBatches(Sampler[list[int]]):
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
         mine = self.batches(generator).chunk(self.world_size, dim=1)[self.rank]
         yield from (mine + self.epoch * self.num_images).tolist()
+
+
+class PKBatches(ShuffledBatches):
+    """Batches of P classes with K images each, for losses that need positives in the batch; P = batch_size / K.
+
+    An epoch has as many batches as a shuffled pass. Each class's images are shuffled and cut into groups of K; every batch
+    draws P groups of different classes, a class as likely as it has groups left. So images come up about as often as in a
+    shuffled pass. A group that a class cannot fill is filled up with images of that class again, the fewest times
+    possible; when fewer than P classes have groups left, the others are shuffled and cut anew. Which groups an epoch leaves
+    out is chance, so that every image is seen in the long run.
+
+    Args:
+        labels: (N,) class of each image.
+        batch_size, seed, rank, world_size: see `ShuffledBatches`.
+        images_per_class: K, at least 2.
+
+    Raises UsageError when the batch cannot be divided by K, or there are fewer than P classes.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[int] | np.ndarray,
+        batch_size: int,
+        images_per_class: int,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        check_int("data.images_per_class", images_per_class, 2)
+        super().__init__(len(labels), batch_size, seed=seed, rank=rank, world_size=world_size)
+        self.images_per_class, self.num_groups = images_per_class, batch_size // images_per_class
+        if batch_size % images_per_class:
+            step = math.lcm(images_per_class, world_size)
+            nearest = max(1, round(batch_size / step)) * step
+            raise UsageError(
+                f"data.batch_size={batch_size} is not a multiple of data.images_per_class={images_per_class}: set "
+                f"data.batch_size={nearest}, or data.images_per_class=null for shuffled batches."
+            )
+        order = np.argsort(labels, kind="stable")
+        counts = np.unique(np.asarray(labels)[order], return_counts=True)[1]
+        self.members = [torch.from_numpy(each) for each in np.split(order, np.cumsum(counts)[:-1])]
+        if len(counts) < self.num_groups:
+            raise UsageError(
+                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} takes {self.num_groups} classes "
+                f"and there are {len(counts)}: set data.batch_size={len(counts) * images_per_class} or less."
+            )
+
+    def batches(self, generator: torch.Generator) -> Tensor:
+        """(batches, batch_size) image indices of one pass, over all processes; K images of a class stand together."""
+        groups = [self._cut(images, generator) for images in self.members]
+        left = torch.tensor([len(each) for each in groups], dtype=torch.float64)
+        rows = []
+        for _ in range(len(self)):
+            chosen = torch.multinomial(left, min(self.num_groups, int((left > 0).sum())), generator=generator)
+            if len(chosen) < self.num_groups:
+                empty = (left == 0).nonzero().flatten()
+                again = empty[torch.randperm(len(empty), generator=generator)[: self.num_groups - len(chosen)]]
+                for index in again.tolist():
+                    groups[index] = self._cut(self.members[index], generator)
+                    left[index] = len(groups[index])
+                chosen = torch.cat([chosen, again])
+            left[chosen] -= 1
+            rows.append(torch.cat([groups[index].pop() for index in chosen.tolist()]))
+        return torch.stack(rows)
+
+    def _cut(self, images: Tensor, generator: torch.Generator) -> list[Tensor]:
+        """A class's images in random order, as groups of K; the last is filled up with others of the class, then again."""
+        k, count = self.images_per_class, len(images)
+        shuffled = images[torch.randperm(count, generator=generator)]
+        groups = list(shuffled.split(k))
+        short = len(groups[-1])
+        if short < k:
+            # Those behind it in the cycle: the first of the order, which the last group holds itself only in a small class.
+            positions = torch.arange(count - short, count - short + k) % count
+            groups[-1] = shuffled[positions]
+        # `pop` takes the last, which would always be the one filled up.
+        return [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
+
+
+def share_seen(order: ShuffledBatches, epoch: int) -> float:
+    """The share of the images that one epoch's batches hold, over all processes."""
+    batches = order.batches(torch.Generator().manual_seed(mix(order.seed, epoch)))
+    return len(batches.unique()) / order.num_images
 
 
 def mix(*numbers: int) -> int:

@@ -73,6 +73,7 @@ class Splits:
     validation: held-out training classes that select the epoch; they search themselves.
     searched: what query and gallery are, "test" or, in cross-validation, "validation".
     notice: one line for the user about how the split came about, or "".
+    num_mislabelled: training images whose label was changed on purpose.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Splits:
     notice: str = ""
     validation: ImageTable | None = None
     searched: str = "test"
+    num_mislabelled: int = 0
 
     def __post_init__(self) -> None:
         if self.gallery is not None and self.gallery.classes != self.query.classes:
@@ -105,6 +107,9 @@ class Splits:
             f"{len(table):,} {name} images of {len(set(table.labels.tolist())):,} classes"
             for name, table in self.tables.items()
         )
+        if self.num_mislabelled:
+            share = self.num_mislabelled / len(self.train)
+            counts += f"; {self.num_mislabelled:,} training labels are wrong on purpose ({100 * share:.1f} %)"
         return f"data: {self.name}, {counts}" + (f"\nnote: {self.notice}" if self.notice else "")
 
     @property

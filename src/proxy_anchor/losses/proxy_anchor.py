@@ -13,13 +13,12 @@ gradient written out and costs about what the similarity product alone does. Tes
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from proxy_anchor.errors import UsageError, check_int, check_number
 from proxy_anchor.losses.class_block import class_block_loss
+from proxy_anchor.losses.precision import KeepsPrecision
 
 
 def unit_length(vectors: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ def proxy_anchor_loss(similarities: Tensor, labels: Tensor, alpha: float, delta:
     return positive + negative
 
 
-class ProxyAnchorLoss(nn.Module):
+class ProxyAnchorLoss(KeepsPrecision):
     """Pulls each class's proxy to its samples and pushes it from all others, weighted by relative hardness.
 
     Args:
@@ -108,15 +107,6 @@ class ProxyAnchorLoss(nn.Module):
         self.check_labels = check_labels
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ProxyAnchorLoss:
-        """Follow `.to(device)` and `.double()`, but keep float32 under `.half()`: proxies are weights, not activations."""
-
-        def keep_precision(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
-
-        return super()._apply(keep_precision, recurse)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Eq. 4 of Kim et al. 2020.

@@ -13,6 +13,7 @@ import torch
 
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.memory import peak_memory
 from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
 _SELECTED_ON = {
@@ -49,7 +50,9 @@ def make_result(
 ) -> dict[str, Any]:
     """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
-    startup_seconds: from the command to the first step (see `Startup`). images_per_epoch: training images that one epoch sees. Rates are medians over epochs, in images per second.
+    startup_seconds: from the command to the first step (see `Startup`). images_per_epoch: training images that
+    one epoch sees. Rates are medians over epochs, in images per second.
+    Peak memory: of what torch holds on a GPU, of the whole process on a CPU, since `memory.reset_peak_memory`.
     """
     history = recall.history
     trained = [each for each in history if each.epoch > 0]
@@ -67,6 +70,8 @@ def make_result(
         "seconds_per_epoch": median(epoch_seconds),
         "train_images_per_second": images_per_epoch / median(each.train_seconds for each in trained),
         "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
+        "peak_memory_gib": peak_memory(device) / 2**30,
+        "label_noise": data.splits.num_mislabelled / len(data.splits.train),
         "startup_seconds": {
             **startup_seconds,
             "images": (data.loading or {}).get("seconds", 0.0),

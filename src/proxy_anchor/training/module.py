@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import AdamW, Optimizer
 
+from proxy_anchor.data.sampling import PKBatches, share_seen
 from proxy_anchor.errors import UsageError
+from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.compile import CompiledNet
@@ -53,7 +55,7 @@ class MetricLearner(pl.LightningModule):
         super().__init__()
         self.settings = optimizer or OptimizerSettings()
         self.net, self.loss = net, loss
-        if isinstance(loss, ProxyAnchorLoss):
+        if isinstance(loss, (ProxyAnchorLoss, MetricLoss)):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
         self.metadata = metadata or {}
         self.compiled = CompiledNet(net.to(memory_format=torch.channels_last)) if compile else None
@@ -62,6 +64,12 @@ class MetricLearner(pl.LightningModule):
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D)."""
         return self.net(images) if self.compiled is None else self.compiled(images)
+
+    def on_train_epoch_start(self) -> None:
+        """Log which share of the training images this epoch's P x K batches hold."""
+        order = getattr(getattr(self.trainer, "datamodule", None), "order", None)
+        if isinstance(order, PKBatches):
+            self.log("train/images_seen", share_seen(order, self.current_epoch))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Images in, embeddings out, loss, log."""

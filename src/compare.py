@@ -1,0 +1,87 @@
+"""Compare losses on equal terms: `python src/compare.py losses=[proxy_anchor,triplet] seeds=[1,2] dataset=cars`.
+
+Per seed all start from the same network and see the same images in the same order, as far as they share a sampler. Each run
+is one of `train.py`, in runs/NAME/LOSS/seedN.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+import entry
+import settings
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.files import read_result
+from train import train
+
+
+def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """All runs that are not there yet, then table and figures in `folder`; the results of each loss.
+
+    A run that fails is listed, and the others go on. Raises UsageError at the end when one did.
+    """
+    from proxy_anchor.reports.comparison import write_comparison
+
+    jobs = settings.comparison_jobs(cfg)
+    results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in jobs}
+    failures: dict[str, str] = {}
+    for number, ((loss, seed), job) in enumerate(jobs.items(), start=1):
+        place = folder / loss / f"seed{seed}"
+        print(f"\n[{number}/{len(jobs)}] {loss}, seed {seed}: {place}", flush=True)
+        entry.STARTED = time.monotonic()  # each run's start-up time is its own
+        try:
+            results[loss].append(finished(job, place) or train(job, place))
+        except Exception as error:  # whatever stopped this run, the others are still wanted
+            if not isinstance(error, entry.USER_ERRORS):
+                traceback.print_exc()
+            failures[f"{loss}, seed {seed}"] = entry.one_line(error)
+            print(f"failed: {failures[f'{loss}, seed {seed}']}", flush=True)
+        free_memory()
+
+    if any(results.values()):
+        print("\n" + write_comparison(folder, {loss: runs for loss, runs in results.items() if runs}, cfg.levels))
+    for name, reason in failures.items():
+        print(f"failed: {name}: {reason}")
+    if failures:
+        raise UsageError(
+            f"{len(failures)} of {len(jobs)} runs failed; the same command with run={cfg.run} repeats them."
+        )
+    return results
+
+
+def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
+    """The result of an earlier run with the same settings, if `place` holds one; what an interrupted one left is removed."""
+    result = read_result(place)
+    if result is not None:
+        settings.require_same(job, place)
+        print("finished before, and kept")
+    elif place.exists():
+        shutil.rmtree(place)
+        print("interrupted before, and begun anew")
+    return result
+
+
+def free_memory() -> None:
+    """Let go of the last run's network and of what was compiled for it, so that each run starts as the first did."""
+    import torch
+
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def main(cfg: DictConfig) -> None:
+    """Compare in the folder that Hydra made."""
+    compare(cfg, entry.output_folder())
+
+
+if __name__ == "__main__":
+    entry.run(main, "compare")

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli import compose_train
+
+import entry
+import settings
+from proxy_anchor.data.holdout import hold_out_classes
+from proxy_anchor.data.noise import mislabel
+from proxy_anchor.data.table import ImageTable, Splits, make_tables
+from proxy_anchor.errors import UsageError
+
+
+def make_splits(classes: int = 10, images: int = 50) -> Splits:
+    def table(prefix: str) -> ImageTable:
+        return make_tables(
+            (Path(f"{prefix}{c}/{i}.png"), f"{prefix}{c}") for c in range(classes) for i in range(images)
+        )[0]
+
+    return Splits("made-up", table("train"), table("test"))
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.2, 100), (0.4, 200), (0.001, 0), (0.003, 2), (1.0, 500)])
+def test_exactly_that_share_gets_another_class(share, count):
+    clean = make_splits()
+    noisy = mislabel(clean, share=share)
+    assert (noisy.train.labels != clean.train.labels).sum() == noisy.num_mislabelled == count
+    assert noisy.train.paths == clean.train.paths
+    assert noisy.train.classes == clean.train.classes
+    assert set(noisy.train.labels.tolist()) <= set(range(10))
+
+
+def test_other_classes_are_equally_likely():
+    clean = make_splits(classes=5, images=2000)
+    noisy = mislabel(clean, share=0.5)
+    counts = np.zeros((5, 5))
+    np.add.at(counts, (clean.train.labels, noisy.train.labels), 1)
+    others = counts[~np.eye(5, dtype=bool)]
+    assert others == pytest.approx(np.full(20, 250), abs=60)
+    assert counts.diagonal() == pytest.approx(np.full(5, 1000), abs=100)
+
+
+def test_the_seed_decides_and_nothing_else():
+    clean = make_splits()
+    a, b, c = (mislabel(clean, share=0.2, seed=seed).train.labels for seed in (0, 0, 1))
+    assert (a == b).all()
+    assert (a != c).any()
+    np.random.seed(3)  # noqa: NPY002  (the global generator must not matter)
+    assert (mislabel(clean, share=0.2).train.labels == a).all()
+
+
+def test_only_training_labels_change():
+    clean = hold_out_classes(make_splits(), fraction=0.2)
+    noisy = mislabel(clean, share=0.4)
+    assert noisy.query is clean.query
+    assert noisy.validation is clean.validation
+    assert noisy.num_mislabelled == 160
+
+
+def test_the_data_line_says_so():
+    assert "; 100 training labels are wrong on purpose (20.0 %)" in mislabel(make_splits(), share=0.2).describe()
+    assert "wrong" not in make_splits().describe()
+
+
+def test_what_cannot_be_done_is_refused():
+    with pytest.raises(UsageError, match=r"dataset\.label_noise=1\.5"):
+        mislabel(make_splits(), share=1.5)
+    with pytest.raises(UsageError, match="another class"):
+        mislabel(make_splits(classes=1), share=0.2)
+
+
+TRAINED_ON = [file.stem for file in (Path(entry.CONF) / "dataset").glob("*.yaml") if file.stem != "from_checkpoint"]
+
+
+@pytest.mark.parametrize("name", TRAINED_ON)
+def test_every_data_set_has_the_keys(name):
+    cfg = compose_train(f"dataset={name}")
+    assert (cfg.dataset.label_noise, cfg.dataset.label_noise_seed) == (0.0, 0)
+    cfg = compose_train(f"dataset={name}", "dataset.label_noise=1.2")
+    with pytest.raises(UsageError, match=r"dataset\.label_noise=1\.2"):
+        settings.check_config(cfg)
+
+
+def test_settings_make_noise_after_holding_out(tmp_path):
+    cfg = compose_train(
+        f"dataset.root={tmp_path}",
+        "dataset.load.train_classes=8",
+        "dataset.load.test_classes=4",
+        "dataset.load.images_per_class=4",
+        "dataset.label_noise=0.25",
+        "validation=classes",
+    )
+    splits = settings.load_splits(cfg)
+    assert splits.num_mislabelled == 6  # of 6 classes x 4 images: 2 classes are held out
+    for table in (splits.query, splits.validation):
+        assert all(
+            path.parent.name == table.classes[label] for path, label in zip(table.paths, table.labels, strict=True)
+        )

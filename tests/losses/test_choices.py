@@ -1,0 +1,215 @@
+"""Every file of conf/loss: made as train.py makes it, one step, half precision, saving and loading."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
+from hydra.utils import instantiate
+from torch import Tensor, nn
+
+import entry
+import settings
+from proxy_anchor.errors import UsageError
+from proxy_anchor.losses.adapter import PMLLoss
+from proxy_anchor.training.optim import make_parameter_groups
+
+FOLDER = Path(entry.CONF) / "loss"
+LEARNABLE = {
+    "proxy_anchor": (20, 16),
+    "proxy_nca": (20, 16),
+    "proxy_nca_pp": (20, 16),
+    "soft_triple": (16, 200),
+    "arcface": (16, 20),
+    "cosface": (16, 20),
+    "normalized_softmax": (16, 20),
+    "margin": (20,),
+}
+ON_PAIRS = {
+    "contrastive": 4,
+    "triplet": 4,
+    "n_pair": 2,
+    "lifted_structure": 4,
+    "multi_similarity": 4,
+    "margin": 4,
+    "ranked_list": 4,
+    "circle": 4,
+    "supcon": 4,
+}
+CHOICES = sorted(LEARNABLE | ON_PAIRS)
+LABELS = torch.arange(20).repeat_interleave(4)
+
+
+def make(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    return instantiate(compose_train(f"loss={name}").loss, num_classes=20, embedding_dim=16)
+
+
+def make_embeddings() -> Tensor:
+    torch.manual_seed(2)
+    return nn.functional.normalize(torch.randn(20, 16).repeat_interleave(4, 0) + torch.randn(80, 16)).requires_grad_()
+
+
+def test_these_are_all_choices() -> None:
+    assert sorted(file.stem for file in FOLDER.glob("*.yaml")) == sorted([*CHOICES, "pml"])
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_file_names_paper_and_source_and_its_sampler(name: str) -> None:
+    text = (FOLDER / f"{name}.yaml").read_text()
+    header = " ".join(line[1:] for line in text.splitlines() if line.startswith("#"))
+    assert re.search(r"[A-Z][a-z]+( et al\.| and [A-Z][a-z]+)? (19|20)\d\d", header)
+    assert re.search(r"paper|released code|section", header)
+    cfg = compose_train(f"loss={name}")
+    assert cfg.data.images_per_class == ON_PAIRS.get(name)
+    settings.check_config(cfg)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_one_step_moves_embeddings_and_every_learnable_tensor(name: str) -> None:
+    loss, embeddings = make(name), make_embeddings()
+    assert [tuple(each.shape) for each in loss.parameters()] == ([LEARNABLE[name]] if name in LEARNABLE else [])
+    before = [each.detach().clone() for each in loss.parameters()]
+    value = loss(embeddings, LABELS)
+    assert (value.shape, value.dtype) == ((), torch.float32)
+    assert value.isfinite()
+    optimizer = torch.optim.AdamW([embeddings, *loss.parameters()], lr=1e-2)
+    start = embeddings.detach().clone()
+    value.backward()
+    optimizer.step()
+    assert not torch.equal(embeddings, start)
+    for old, new in zip(before, loss.parameters(), strict=True):
+        assert not torch.equal(old, new)
+    assert loss(embeddings, LABELS) < value
+
+
+@pytest.mark.parametrize("name", LEARNABLE)
+def test_learnable_tensors_are_the_group_proxies_at_the_visible_multiplier(name: str) -> None:
+    net = nn.Module()
+    net.backbone, net.pool, net.head = nn.Linear(2, 2), nn.Identity(), nn.Linear(2, 2)
+    loss = make(name)
+    *_, group = make_parameter_groups(net, loss, lr=1e-4, proxy_lr_mult=100)
+    assert (group["name"], group["lr"]) == ("proxies", pytest.approx(1e-2))
+    assert {id(each) for each in group["params"]} == {id(each) for each in loss.parameters()}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_changes_neither_tensors_nor_arithmetic(name: str, dtype: torch.dtype) -> None:
+    loss, embeddings = make(name), make_embeddings()
+    before = copy.deepcopy(loss.state_dict())
+    torch.manual_seed(3)  # margin draws its triplets
+    plain = loss(embeddings, LABELS)
+    loss.to(dtype)
+    torch.manual_seed(3)
+    with torch.autocast("cpu", dtype=dtype):
+        cast = loss(embeddings, LABELS)
+    assert torch.equal(plain, cast)
+    assert loss(embeddings.to(dtype), LABELS).dtype == torch.float32
+    for key, value in loss.state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, before[key])
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_saved_and_restored(name: str, tmp_path: Path) -> None:
+    loss = make(name)
+    for each in loss.parameters():
+        nn.init.uniform_(each, 0.5, 1.5)
+    torch.save(loss.state_dict(), tmp_path / "loss.pt")
+    other = make(name)
+    other.load_state_dict(torch.load(tmp_path / "loss.pt", weights_only=True))
+    embeddings = make_embeddings()
+    values = []
+    for each in (loss, other):
+        torch.manual_seed(3)
+        values.append(each(embeddings, LABELS))
+    assert torch.equal(*values)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "labels", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]], ids=["one class", "no positives", "two pairs"]
+)
+def test_poor_batches_are_finite_with_finite_gradients(name: str, labels: list[int]) -> None:
+    loss = make(name)
+    for rows in (torch.eye(4, 16), torch.ones(4, 16)):
+        embeddings = nn.functional.normalize(rows).requires_grad_()
+        value = loss(embeddings, torch.tensor(labels))
+        value.backward()
+        assert value.isfinite()
+        assert embeddings.grad.isfinite().all()
+        assert all(each.grad is None or each.grad.isfinite().all() for each in loss.parameters())
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_bad_batches_are_refused_by_name(name: str) -> None:
+    loss = make(name)
+    with pytest.raises(UsageError, match=r"label 20 is outside \[0, 20\)"):
+        loss(torch.randn(2, 16), torch.tensor([0, 20]))
+    with pytest.raises(UsageError, match=r"expected embeddings \(B, 16\)"):
+        loss(torch.randn(2, 3), torch.tensor([0, 1]))
+
+
+# Any loss, miner and distance of the library
+
+
+def test_any_loss_miner_and_distance_by_target() -> None:
+    library = "pytorch_metric_learning"
+    cfg = compose_train(
+        "loss=pml",
+        f"loss.loss._target_={library}.losses.TripletMarginLoss",
+        "+loss.loss.margin=0.3",
+        f"loss.miner={{_target_: {library}.miners.BatchHardMiner}}",
+        f"loss.distance={{_target_: {library}.distances.SNRDistance}}",
+    )
+    loss = instantiate(cfg.loss, num_classes=20, embedding_dim=16)
+    assert loss.loss.margin == 0.3
+    assert loss.loss.distance is loss.miner.distance
+    assert type(loss.miner).__name__ == "BatchHardMiner"
+    assert loss(make_embeddings(), LABELS) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("SubCenterArcFaceLoss", 1), ("ProxyAnchorLoss", 1), ("FastAPLoss", 0), ("SphereFaceLoss", 1)]
+)
+def test_the_library_gets_the_sizes_it_takes(name: str, sizes: int) -> None:
+    import pytorch_metric_learning.losses as library
+
+    loss = PMLLoss(20, 16, getattr(library, name))
+    assert len(list(loss.parameters())) == sizes
+    assert loss(make_embeddings(), LABELS).isfinite()
+
+
+def test_plain_shuffling_can_be_had(tmp_path: Path) -> None:
+    output = run_ok("train.py", "loss=triplet", "data.images_per_class=null", "run=x", *TINY_GLYPHS, cwd=tmp_path)
+    assert "classes x" not in output
+    output = run_ok("train.py", "loss=triplet", "run=y", *TINY_GLYPHS, cwd=tmp_path)
+    assert "batches: 4 classes x 4 images, for positives in every batch" in output
+    assert "train/images_seen" in (tmp_path / "runs" / "y" / "metrics.csv").read_text()
+
+
+BAD = {
+    "loss=proxi_nca": "Did you mean 'proxy_nca'?",
+    "loss=triplet loss.margin=-1": "loss.margin=-1: expected a finite number of at least 0",
+    "loss=triplet loss.mragin=1": "unknown key 'loss.mragin'. Did you mean 'margin'?",
+    "loss=pml": "loss.loss._target_ is needed",
+    "loss=pml loss.loss._target_=pytorch_metric_learning.losses.NoLoss": "NoLoss",
+    "loss=pml loss.loss._target_=pytorch_metric_learning.losses.FastAPLoss +loss.loss.bins=3": "FastAPLoss does not accept",
+    "loss=triplet data.images_per_class=1": "data.images_per_class=1: expected a whole number of at least 2",
+    "loss=triplet data.images_per_class=3": "set data.batch_size=15, or data.images_per_class=null",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_bad_choice_is_one_line(arguments: str, tmp_path: Path) -> None:
+    small = ["dataset.load.train_classes=8", "dataset.load.test_classes=8", "dataset.load.images_per_class=8"]
+    done = run_entry("train.py", "run=x", *small, "data.batch_size=16", *arguments.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if "drawing" not in line and line.strip()]
+    assert len(lines) == 1, done.stderr
+    assert BAD[arguments] in lines[0]

@@ -1,0 +1,234 @@
+"""compare.py as a user runs it, and that its runs start and go on alike."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
+from PIL import Image
+
+import settings
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.comparison import Spread, comparison_rows, default_levels, noise_rows, reached
+from proxy_anchor.reports.curves import recall_curves
+from train import train
+
+TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS, "logger=csv"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """(folder of the user, standard output) of two losses with two seeds."""
+    here = tmp_path_factory.mktemp("user")
+    return here, run_ok("compare.py", *TWO_BY_TWO, cwd=here)
+
+
+def result_of(here, loss, seed):
+    return json.loads((here / "runs" / "both" / loss / f"seed{seed}" / "result.json").read_text())
+
+
+def test_every_run_is_where_it_belongs_and_starts_alike(compared):
+    here, output = compared
+    for seed in (1, 2):
+        starts = [result_of(here, loss, seed)["untrained"]["recall"] for loss in ("proxy_anchor", "triplet")]
+        assert starts[0] == starts[1]
+    assert result_of(here, "triplet", 1)["untrained"] != result_of(here, "triplet", 2)["untrained"]
+    assert output.count("4 classes x 4 images, for positives in every batch") == 2
+    assert "[4/4] triplet, seed 2" in output
+
+
+def test_a_run_of_a_comparison_is_one_of_train_py(compared):
+    here, _ = compared
+    run_ok("train.py", "loss=triplet", "seed=2", "run=single", *TINY_GLYPHS, "logger=csv", cwd=here)
+    single = json.loads((here / "runs" / "single" / "result.json").read_text())
+    for mine, theirs in zip(result_of(here, "triplet", 2)["history"], single["history"], strict=True):
+        assert (mine["recall"], mine["train_loss"]) == (theirs["recall"], theirs["train_loss"])
+
+
+def test_table_and_curves(compared):
+    here, output = compared
+    folder = here / "runs" / "both"
+    [header, _, *rows] = [line for line in (folder / "comparison.md").read_text().splitlines() if line.startswith("|")]
+    for column in ("best R@1", "best R@8", "last R@1", "images/s", "peak GiB", "epochs to", "s to"):
+        assert column in header
+    assert [row.split("|")[1].strip() for row in rows] == ["proxy_anchor", "triplet"]
+    with (folder / "comparison.csv").open() as file:
+        lines = {line["loss"]: line for line in csv.DictReader(file)}
+    best = [100 * result_of(here, "triplet", seed)["best"]["recall"]["1"] for seed in (1, 2)]
+    assert float(lines["triplet"]["best R@1"]) == pytest.approx(sum(best) / 2)
+    assert lines["triplet"]["best R@1 n"] == "2"
+    assert f"{sum(best) / 2:.1f} ±" in output
+    assert result_of(here, "triplet", 1)["peak_memory_gib"] > 0.1
+    for name in ("recall_by_epoch", "recall_by_seconds"):
+        assert (folder / f"{name}.svg").read_text().startswith("<?xml")
+        with Image.open(folder / f"{name}.png") as picture:
+            assert min(picture.size) > 400
+
+
+def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
+    here, _ = compared
+    shutil.copytree(here, tmp_path / "copy", ignore=shutil.ignore_patterns("single"))
+    here = tmp_path / "copy"
+    folder = here / "runs" / "both"
+    (folder / "triplet" / "seed2" / "result.json").unlink()  # as if interrupted
+    before = (folder / "triplet" / "seed1" / "result.json").stat().st_mtime_ns
+    # The data set's absolute place is one of the settings.
+    root = f"dataset.root={compared[0] / 'data' / 'glyphs'}"
+    output = run_ok("compare.py", *TWO_BY_TWO, "losses=[proxy_anchor,triplet,supcon]", "seeds=[1,2]", root, cwd=here)
+    assert output.count("finished before, and kept") == 3
+    assert output.count("interrupted before, and begun anew") == 1
+    assert (folder / "triplet" / "seed1" / "result.json").stat().st_mtime_ns == before
+    assert (folder / "supcon" / "seed2" / "result.json").is_file()
+    done = run_entry("compare.py", *TWO_BY_TWO, "losses=[triplet]", "seeds=[1]", root, "optimizer.lr=1e-3", cwd=here)
+    assert done.returncode == 2
+    assert "holds a run with other settings (optimizer)" in done.stdout
+    assert "supcon" in run_ok("report.py", "comparison", "runs/both", cwd=here)
+    assert "0 % noise, best R@1" in run_ok("report.py", "noise", "runs/both", cwd=here)
+    for arguments in (["comparison"], ["noise", "runs/nothing"], ["experiments", "runs/both"]):
+        assert run_entry("report.py", *arguments, cwd=here).stderr.startswith("error: ")
+
+
+def test_a_failed_run_is_listed_and_the_others_finish(tmp_path):
+    arguments = ["losses=[triplet,proxy_anchor]", "run=x", *TINY_GLYPHS, "data.batch_size=15", "logger=csv"]
+    done = run_entry("compare.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "failed: triplet, seed 1: data.batch_size=15 is not a multiple of data.images_per_class=4" in done.stdout
+    assert done.stderr.strip().splitlines()[-1].startswith("error: 1 of 2 runs failed; the same command with run=x")
+    assert (tmp_path / "runs" / "x" / "proxy_anchor" / "seed1" / "result.json").is_file()
+    assert re.search(r"^proxy_anchor +1 ", done.stdout, re.M)
+
+
+BAD = {
+    "losses=[proxy_anchor,triplett]": "loss=triplett is not known",
+    "losses=[]": "losses=[]: expected a list",
+    "losses=[triplet,triplet]": "expected a list of different ones",
+    "losses=triplet": "losses=triplet: expected a list",
+    "loss=triplet": "a comparison takes losses=[...]",
+    "seeds=[-1]": "seed=-1",
+    "losses=[proxy_anchor,triplet] loss.alpha=16": "unknown key 'loss.alpha'",
+    "validation=folds": "use validation=classes",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_what_no_run_could_do_is_refused_before_the_first(arguments, tmp_path):
+    done = run_entry("compare.py", "run=x", *TINY_GLYPHS, *arguments.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert BAD[arguments] in done.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "runs" / "x").exists()
+
+
+# In this process: every loss from the same start, in the same order
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
+@pytest.mark.parametrize("loss", ["margin", "soft_triple", "n_pair"])
+def test_losses_start_alike_and_see_the_same_images(loss, tmp_path, monkeypatch):
+    from proxy_anchor.training.module import MetricLearner
+
+    seen: dict[str, list] = {}
+
+    def record(self, batch, batch_idx, original=MetricLearner.training_step):
+        run = seen.setdefault(type(self.loss).__name__ + str(self.loss.num_classes) + current, [])
+        if not run:
+            run.append({name: value.clone() for name, value in self.net.state_dict().items()})
+        run.append((batch[2].clone(), batch[0].clone()))
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(MetricLearner, "training_step", record)
+    for current in ("proxy_anchor", loss):
+        cfg = compose_train(
+            f"loss={current}",
+            "data.images_per_class=2",
+            f"dataset.root={tmp_path}/data",
+            *TINY_GLYPHS,
+            "logger=csv",
+            "trainer.enable_progress_bar=false",
+            "trainer.accelerator=cpu",
+        )
+        result = train(cfg, tmp_path / current)
+        assert result["history"][1]["train_loss"] > 0
+    (first, *batches), (other, *others) = seen.values()
+    assert all(torch.equal(first[name], other[name]) for name in first)
+    assert len(batches) == len(others) == 4
+    for (indices, images), (same_indices, same_images) in zip(batches, others, strict=True):
+        assert torch.equal(indices, same_indices)
+        assert torch.equal(images, same_images)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
+def test_label_noise_is_in_the_result_and_not_in_what_is_searched(tmp_path, capsys):
+    cfg = compose_train(
+        f"dataset.root={tmp_path}/data",
+        "dataset.label_noise=0.25",
+        *TINY_GLYPHS,
+        "logger=csv",
+        "trainer.accelerator=cpu",
+    )
+    result = train(cfg, tmp_path / "run")
+    assert result["label_noise"] == 0.25
+    assert "16 training labels are wrong on purpose (25.0 %)" in capsys.readouterr().out
+    clean = settings.load_splits(compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS))
+    assert (settings.load_splits(cfg).query.labels == clean.query.labels).all()
+
+
+# Numbers by hand
+
+
+def made_up(recalls, train_s=2.0, eval_s=1.0):
+    history = [
+        {"epoch": epoch, "recall": {"1": value}, "train_seconds": train_s * (epoch > 0), "eval_seconds": eval_s}
+        for epoch, value in enumerate(recalls)
+    ]
+    best = max(history[1:], key=lambda row: row["recall"]["1"])
+    return {
+        "history": history,
+        "untrained": history[0],
+        "selected": best,
+        "best": best,
+        "last": history[-1],
+        "searched": "test",
+        "train_images_per_second": 100.0,
+        "device": "cpu",
+    }
+
+
+def test_times_to_a_level():
+    run = made_up([0.9, 0.2, 0.5, 0.4, 0.6])
+    assert reached(run, 50, "1") == (2, 6.0)  # the untrained state does not count
+    assert reached(run, 60, "1") == (4, 12.0)
+    assert reached(run, 61, "1") is None
+    rows = comparison_rows({"a": [run, made_up([0.1, 0.7])]}, [60])
+    assert rows[0]["epochs to 60"] == Spread(2.5, pytest.approx(2.1213, abs=1e-4), 2, 2)
+    assert str(rows[0]["best R@1"]) == "65.0 ± 7.1"
+    assert rows[0]["peak GiB"] is None
+    assert str(comparison_rows({"a": [run, made_up([0.1, 0.3])]}, [60])[0]["s to 60"]) == "12.0 (1 of 2)"
+
+
+def test_noise_side_by_side():
+    clean, noisy = made_up([0, 0.8, 0.7]), {**made_up([0, 0.4]), "label_noise": 0.2}
+    [a, b] = noise_rows([{"a": [clean, made_up([0, 0.6])], "b": [clean]}, {"a": [noisy]}])
+    assert a["0 % noise, best R@1"] == "70.0 ± 14.1 (n = 2)"
+    assert a["20 % noise, last R@1"] == "40.0 (n = 1)"
+    assert b["0 % noise, last R@1"] == "70.0 (n = 1)"
+    assert b["20 % noise, best R@1"] == "-"
+
+
+def test_levels_chosen_from_the_runs():
+    assert default_levels({"a": [made_up([0, 0.8])], "b": [made_up([0, 0.5]), made_up([0, 0.6])]}) == [50.0, 72.0, 76.0]
+
+
+def test_curves_are_means_over_seeds():
+    axes = recall_curves({"a": [made_up([0.1, 0.2]), made_up([0.3, 0.4])], "b": [made_up([0.1, 0.9])]}).axes[0]
+    assert axes.lines[0].get_ydata() == pytest.approx([20, 30])
+    assert [line.get_label() for line in axes.lines] == ["a (n = 2)", "b (n = 1)"]
+    assert len(axes.collections) == 1  # a band needs two runs
+    axes = recall_curves({"a": [made_up([0.1, 0.2, 0.3])]}, against="seconds").axes[0]
+    assert axes.lines[0].get_xdata() == pytest.approx([0, 2, 4])
+    with pytest.raises(UsageError, match="against=time"):
+        recall_curves({}, against="time")

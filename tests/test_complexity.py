@@ -1,0 +1,89 @@
+"""benchmarks/complexity.py runs, on sizes that take seconds; what it counts is right where it can be known."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from cli import REPOSITORY
+
+BENCHMARKS = REPOSITORY / "benchmarks"
+
+
+@pytest.fixture
+def complexity(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return pytest.importorskip("complexity")
+
+
+def test_complexity_quick(tmp_path):
+    done = subprocess.run(
+        [
+            *[
+                sys.executable,
+                str(BENCHMARKS / "complexity.py"),
+                "--quick",
+                "--device",
+                "cpu",
+                "--output",
+                str(tmp_path),
+            ],
+            *["--losses", "proxy_anchor", "soft_triple", "triplet"],
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "complexity.jsonl").read_text().splitlines()]
+    assert len(rows) == 3 * 2 * 3 + 2  # three axes for all, proxies for one
+    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 and row["commit"] for row in rows)
+    for axis in ("images", "batch", "classes", "proxies"):
+        for suffix in ("svg", "png"):
+            assert (tmp_path / f"complexity_{axis}.{suffix}").stat().st_size > 1000
+    assert "O(M³/B²)" in done.stdout
+
+
+def test_complexity_refuses_an_unknown_loss(tmp_path):
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "complexity.py"),
+        "--quick",
+        "--losses",
+        "triplett",
+        "--output",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--losses triplett: choose from arcface" in done.stderr
+
+
+def test_exponent_of_powers(complexity):
+    assert complexity.exponent([1, 10, 20, 40], [5.0, 100.0, 400.0, 1600.0]) == pytest.approx(2)
+
+
+def test_memory_without_torchs_own_count(complexity):
+    device = torch.device("cpu")
+    kept = torch.ones(250_000, requires_grad=True)
+
+    def chain():
+        x = torch.ones(250_000)
+        for _ in range(10):
+            x = x * 2
+
+    def all_at_once():
+        return [torch.ones(250_000) for _ in range(10)]
+
+    def backward():
+        (kept * 2).exp().sum().backward()
+        kept.grad = None
+
+    assert complexity.peak_memory(chain, device) == 2_000_000
+    assert complexity.peak_memory(all_at_once, device) == 10_000_000
+    assert complexity.peak_memory(backward, device) == pytest.approx(
+        2_000_000, abs=100
+    )  # what exp keeps, and one gradient

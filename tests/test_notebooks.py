@@ -1,0 +1,40 @@
+"""Every notebook runs from top to bottom, quickly, and is kept small and without a trace of the machine it ran on."""
+
+from __future__ import annotations
+
+import time
+
+import nbformat
+import pytest
+from cli import REPOSITORY
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_notebooks():
+    assert "loss_anatomy" in [path.stem for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "src"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    notebook = nbformat.read(path, as_version=4)
+    start = time.monotonic()
+    NotebookClient(
+        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_is_kept_executed_and_small(path):
+    assert path.stat().st_size < 400_000
+    notebook = nbformat.read(path, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not any(output.output_type == "error" for output in outputs)
+    assert str(REPOSITORY) not in path.read_text()
