@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import entry
 import settings
+from proxy_anchor.reports.files import RESULT_FILE, write_json
 
 
 def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
@@ -19,8 +20,8 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.models.embedding_net import EmbeddingNet
-    from proxy_anchor.reports.files import RESULT_FILE, write_json
     from proxy_anchor.reports.gallery import retrieval_gallery
+    from proxy_anchor.reports.model_card import write_model_card
     from proxy_anchor.reports.run import make_result, summary
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
@@ -48,7 +49,6 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         weights=cfg.backbone.weights,
         batch_norm=cfg.batch_norm,
     )
-
     data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
@@ -65,13 +65,13 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     result = make_result(recall, data, images_per_epoch=images_per_epoch, device=trainer.strategy.root_device)
     write_json(folder / RESULT_FILE, result)
     retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
+    write_model_card(folder, learner.metadata["config"], result, data.describe())
     print(summary(result, folder), flush=True)
     return result
 
 
 def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     """One run per fold, each in its own folder, and their mean."""
-    from proxy_anchor.reports.files import RESULT_FILE, write_json
     from proxy_anchor.reports.run import fold_summary
 
     settings.require_new(folder)
