@@ -136,7 +136,9 @@ def main() -> None:
     parser.add_argument("--output", help="JSON file")
     given = parser.parse_args()
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    here = Path(__file__).parent
+    command = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
     report: dict[str, Any] = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit.stdout.strip() or None}
     with tempfile.TemporaryDirectory() as made_up:
         folder = Path(given.folder or made_up)
@@ -165,8 +167,10 @@ def main() -> None:
             for engine in given.engines if kind == "exact" else ["auto"]:
                 found.append(measure_search(size, given.dim, kind, engine, device))
                 print(json.dumps(found[-1]), flush=True)
+    digits = {"one query ms": 3, "per query of 100 ms": 3}
+    shown = [{key: f"{row[key]:.{digits[key]}f}" if key in digits else row[key] for key in row} for row in found]
     report |= {"search": found, "search_device": device_name(device), "dim": given.dim, "versions": versions()}
-    print(f"\n{format_table(rows)}\n\n{format_table(found)}\n\n{report.get('device', report['search_device'])}")
+    print(f"\n{format_table(rows)}\n\n{format_table(shown)}\n\n{report.get('device', report['search_device'])}")
     if given.output:
         write_json(Path(given.output), report)
 

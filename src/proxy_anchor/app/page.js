@@ -132,7 +132,8 @@ function drawMap(model, points) {
     caption.textContent = `${point.label ?? ""} ${point.name.split(/[\\/]/).pop()}`;
   };
   canvas.onclick = (event) => searchItem(model, nearest(event).id);
-  $("map").append(element("h2", { textContent: about.models[model].name }), canvas, caption);
+  const heading = element("h2", { textContent: about.models[model].name });
+  $("map").append(element("div", {}, heading, canvas, caption));
 }
 
 async function start() {

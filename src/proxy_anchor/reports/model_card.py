@@ -55,7 +55,7 @@ def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) 
         "",
         "## Data",
         "",
-        data.replace("\n", "  \n"),
+        data.removeprefix("data: ").replace("\n", "  \n"),
         "",
         "## Recipe",
         "",
