@@ -67,7 +67,7 @@ def test_upload_then_click_through(page, tmp_path: Path) -> None:
         playwright.expect(first).to_contain_text("match")
         playwright.expect(first).to_contain_text("dog")
         playwright.expect(first).to_contain_text("2.png")
-    assert page.locator(".hit img").first.evaluate("image => image.complete && image.naturalWidth > 0")
+    page.wait_for_function("[...document.querySelectorAll('.hit img')].every(image => image.naturalWidth > 0)")
     playwright.expect(page.locator("#query figcaption")).to_have_text("2.png")
     playwright.expect(page.locator("#message")).to_have_text("")
 
