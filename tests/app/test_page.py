@@ -67,7 +67,8 @@ def test_upload_then_click_through(page, tmp_path: Path) -> None:
         playwright.expect(first).to_contain_text("match")
         playwright.expect(first).to_contain_text("dog")
         playwright.expect(first).to_contain_text("2.png")
-    page.wait_for_function("[...document.querySelectorAll('.hit img')].every(image => image.naturalWidth > 0)")
+    # decode() waits until a picture is there, and fails for one that is none.
+    page.locator(".hit img").evaluate_all("images => Promise.all(images.map(image => image.decode()))")
     playwright.expect(page.locator("#query figcaption")).to_have_text("2.png")
     playwright.expect(page.locator("#message")).to_have_text("")
 
