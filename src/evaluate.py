@@ -21,6 +21,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.reports.files import write_json
     from proxy_anchor.retrieval.clustering import nmi
     from proxy_anchor.retrieval.metrics import map_at_r, r_precision
+    from proxy_anchor.retrieval.reranking import reranked_metrics
     from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
@@ -70,9 +71,11 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     results = {f"recall_at_{k}": value for k, value in recalls.items()}
     results["map_at_r"] = map_at_r(embeddings[0], splits.query.labels, **gallery)
     results["r_precision"] = r_precision(embeddings[0], splits.query.labels, **gallery)
+    if cfg.rerank != "none":
+        results |= reranked_metrics(cfg.rerank, embeddings[0], splits.query.labels, list(recalls), **gallery)
     if cfg.nmi:
         results["nmi"] = nmi(embeddings[0], splits.query.labels, engine=cfg.search_engine.name)
-    others = {name: value for name, value in results.items() if not name.startswith("recall")}
+    others = {name: value for name, value in results.items() if not name.startswith("recall_at")}
     print("  ".join(f"{name} {100 * value:.2f}" for name, value in others.items()))
     if cfg.output is not None:
         write_json(Path(cfg.output), {"checkpoint": settings.absolute(cfg.checkpoint), **results})

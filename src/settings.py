@@ -152,6 +152,7 @@ _ANY_TYPE = (
     "trainer.strategy",
     "trainer.deterministic",
     "data.images_per_class",
+    "embed.precision",
 )
 
 
@@ -188,7 +189,10 @@ def _check_against_defaults(cfg: DictConfig, config_name: str) -> None:
 
 def check_evaluation(cfg: DictConfig) -> None:
     """Raise for a value of evaluate.yaml that is out of range, before the checkpoint is read."""
+    from proxy_anchor.retrieval.reranking import RERANKINGS
+
     _check_against_defaults(cfg, "evaluate")
+    check_choice("rerank", cfg.rerank, RERANKINGS)
     for key in ("checkpoint", "output"):
         if not isinstance(cfg[key], str) and (key == "checkpoint" or cfg[key] is not None):
             raise UsageError(f"{key}={cfg[key]}: expected the path of a file.")
@@ -197,6 +201,37 @@ def check_evaluation(cfg: DictConfig) -> None:
     for key, minimum in {"eval_batch_size": 1, "num_workers": 0}.items():
         if cfg.data[key] is not None:
             check_int(f"data.{key}", cfg.data[key], minimum)
+
+
+def check_retrieval(cfg: DictConfig, config_name: str) -> None:
+    """Raise for a value of search.yaml, embed.yaml, export.yaml or app.yaml that is out of range, before anything is read."""
+    from proxy_anchor.retrieval.index import KINDS
+    from proxy_anchor.retrieval.reranking import RERANKINGS
+
+    _check_against_defaults(cfg, config_name)
+    for key in ("checkpoint", "gallery", "index", "query", "images", "output", "compare", "compare_index"):
+        if key in cfg and not isinstance(cfg[key], str) and cfg[key] is not None:
+            raise UsageError(f"{key}={cfg[key]}: expected a path.")
+        if key in cfg and cfg[key] is not None and key not in ("checkpoint", "compare"):
+            cfg[key] = absolute(cfg[key])
+    if "gallery" in cfg and cfg.gallery is None and cfg.index is None:
+        raise UsageError("gallery is needed: add gallery=DIR, or index=DIR of an earlier search.")
+    if cfg.get("output") is not None and not Path(cfg.output).parent.is_dir():
+        raise UsageError(f"output={cfg.output}: its folder does not exist.")
+    if config_name == "embed" and Path(cfg.output).suffix not in (".npz", ".parquet"):
+        raise UsageError(f"output={cfg.output}: expected a name that ends in .npz or .parquet.")
+    if "k" in cfg:
+        check_int("k", cfg.k, 1)
+        check_choice("rerank", cfg.rerank, RERANKINGS)
+        check_choice("kind", cfg.kind, KINDS)
+    if cfg.get("false_accept_rate") is not None:
+        check_number("false_accept_rate", cfg.false_accept_rate, 0, maximum=1, exclusive=True)
+    if "port" in cfg:
+        check_int("port", cfg.port, 0)
+        check_number("max_upload_mb", cfg.max_upload_mb, 0, exclusive=True)
+        check_int("max_pixels", cfg.max_pixels, 1)
+    if "embed" in cfg:
+        cfg.embed.precision = str(cfg.embed.precision)
 
 
 def check_config(cfg: DictConfig) -> None:

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import entry
 import settings
+from proxy_anchor.reports.files import RESULT_FILE, write_json
 
 
 def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
@@ -18,9 +19,9 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.models.embedding_net import EmbeddingNet
-    from proxy_anchor.reports.files import RESULT_FILE, write_json
     from proxy_anchor.reports.gallery import retrieval_gallery
     from proxy_anchor.reports.memory import reset_peak_memory
+    from proxy_anchor.reports.model_card import write_model_card
     from proxy_anchor.reports.run import make_result, summary
     from proxy_anchor.training.checkpoint_io import BackgroundWriter, run_checkpoints
     from proxy_anchor.training.module import MetricLearner
@@ -65,19 +66,17 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
     trainer.fit(learner, data)
 
-    images_per_epoch = trainer.num_training_batches * cfg.data.batch_size
-    device = trainer.strategy.root_device
-    result = make_result(recall, data, startup.seconds, images_per_epoch=images_per_epoch, device=device)
+    result = make_result(recall, data, trainer, startup.seconds)
     write_json(folder / RESULT_FILE, result)
     retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
+    write_model_card(folder, learner.metadata["config"], result, data.describe())
     print(summary(result, folder), flush=True)
     return result
 
 
 def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     """One run per fold, each in its own folder, and their mean."""
-    from proxy_anchor.reports.files import RESULT_FILE, write_json
-    from proxy_anchor.reports.run import fold_summary
+    from proxy_anchor.reports.run import fold_summary, format_folds
 
     settings.require_new(folder)
     results = []
@@ -86,10 +85,7 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         results.append(train(cfg, folder / f"fold{fold}"))
     combined = fold_summary(results)
     write_json(folder / RESULT_FILE, combined)
-    for name in ("selected", "last"):
-        values = zip(combined[name]["recall"].items(), combined[name]["deviation"].values(), strict=True)
-        numbers = "  ".join(f"@{k} {100 * mean:.1f} ± {100 * sd:.1f}" for (k, mean), sd in values)
-        print(f"mean over folds, {name} epoch {combined[name]['epoch']}: {numbers}")
+    print(format_folds(combined))
     return combined
 
 

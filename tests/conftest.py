@@ -8,11 +8,36 @@ import pytest
 import torch
 from PIL import Image
 
+from proxy_anchor.models.embedding_net import EmbeddingNet
+
 
 @pytest.fixture(autouse=True)
 def _seeded_single_thread() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """make_checkpoint("a.ckpt", seed=1) writes a checkpoint as train.py does, of a small network with random weights."""
+
+    def make(
+        name: str = "best.ckpt", *, seed: int = 0, embedding_dim: int = 16, crop: int = 32, resize: int = 36
+    ) -> Path:
+        torch.manual_seed(seed)
+        net = EmbeddingNet("test_resnet", embedding_dim, pretrained=False, image_size=crop, batch_norm="train").eval()
+        config = {"dataset": {"name": "folder", "images": {"crop": crop, "resize": resize}}}
+        content = {
+            "proxy_anchor": {"format": 1, "model": net.config, "config": config, "classes": ["a", "b"]},
+            "epoch": 2,
+            "state_dict": {f"net.{key}": value for key, value in net.state_dict().items()},
+        }
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(content, file)
+        return file
+
+    return make
 
 
 @pytest.fixture

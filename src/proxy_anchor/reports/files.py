@@ -12,8 +12,13 @@ RESULT_FILE = "result.json"
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write JSON aside and rename it, so that a reader never sees half a file."""
+    write_text(file, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write text aside and rename it."""
     aside = file.with_name(file.name + ".tmp")
-    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    aside.write_text(text, encoding="utf-8")
     aside.replace(file)
 
 

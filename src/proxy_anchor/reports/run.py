@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 
 from proxy_anchor.data.datamodule import ImageDataModule
@@ -41,23 +42,19 @@ def device_name(device: torch.device) -> str:
 
 
 def make_result(
-    recall: RecallCallback,
-    data: ImageDataModule,
-    startup_seconds: dict[str, float],
-    *,
-    images_per_epoch: int,
-    device: torch.device,
+    recall: RecallCallback, data: ImageDataModule, trainer: pl.Trainer, startup_seconds: dict[str, float]
 ) -> dict[str, Any]:
     """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
-    startup_seconds: from the command to the first step (see `Startup`). images_per_epoch: training images that
-    one epoch sees. Rates are medians over epochs, in images per second.
+    startup_seconds: from the command to the first step (see `Startup`). Rates are medians over epochs, in images per second.
     Peak memory: of what torch holds on a GPU, of the whole process on a CPU, since `memory.reset_peak_memory`.
     """
     history = recall.history
     trained = [each for each in history if each.epoch > 0]
     if not trained:
         raise UsageError("training ended before its first evaluation: there is nothing to report. Train a whole epoch.")
+    device = trainer.strategy.root_device
+    images_per_epoch = trainer.num_training_batches * data.batch_size
     epoch_seconds = [each.train_seconds + each.eval_seconds for each in trained]
     return {
         "untrained": history[0].as_dict() if history[0].epoch == 0 else None,
@@ -133,3 +130,13 @@ def fold_summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "last": combine(epochs[-1]),
         "folds": list(results),
     }
+
+
+def format_folds(combined: dict[str, Any]) -> str:
+    """Two lines for `fold_summary`: the selected and the last epoch, in percent."""
+    lines = []
+    for name in ("selected", "last"):
+        values = zip(combined[name]["recall"].items(), combined[name]["deviation"].values(), strict=True)
+        numbers = "  ".join(f"@{k} {100 * mean:.1f} ± {100 * sd:.1f}" for (k, mean), sd in values)
+        lines.append(f"mean over folds, {name} epoch {combined[name]['epoch']}: {numbers}")
+    return "\n".join(lines)

@@ -138,6 +138,39 @@ def retrieval_metrics(
     return {**values, "map_at_r": average_precision.mean().item(), "r_precision": precision.mean().item()}
 
 
+def metrics_of_ranking(
+    ranking: Tensor, labels: Array, k: int | Iterable[int] = (1, 2, 4, 8), *, gallery_labels: Array | None = None
+) -> dict[str, float]:
+    """The same metrics of neighbour lists that somebody else has ranked (re-ranking, an approximate index).
+
+    ranking: (Q, M) gallery indices, nearest first, without the query itself. labels: (Q,) integers; gallery_labels:
+    (N,), None: the queries search each other and a query is not its own positive.
+    Denominators and queries without a positive: as in `recall_at_k` and `map_at_r`; the order is taken as given.
+    Raises UsageError when M is below the largest K or below R, the most positives that a query has, and for an index that
+    is no gallery row.
+    """
+    ks = _as_ks(k)
+    wanted = as_labels(labels, "labels").to(ranking.device)
+    held = wanted if gallery_labels is None else as_labels(gallery_labels, "gallery_labels").to(ranking.device)
+    r = num_positives(wanted, None if gallery_labels is None else held)[:, None]
+    needed = max(*ks, int(r.max()))
+    if ranking.ndim != 2 or len(ranking) != len(wanted) or ranking.shape[1] < needed:
+        raise UsageError(
+            f"ranking of shape {tuple(ranking.shape)}: expected {len(wanted)} rows of at least {needed} neighbours."
+        )
+    if ranking.min() < 0 or ranking.max() >= len(held):
+        raise UsageError(f"ranking holds an index outside the gallery of {len(held)} images.")
+    correct = held[ranking] == wanted[:, None]
+    rank = torch.arange(1, ranking.shape[1] + 1, device=ranking.device)
+    values = {f"recall_at_{each}": correct[:, :each].any(1).double().mean().item() for each in ks}
+    at_r = correct & (rank <= r)
+    hits = at_r.cumsum(1)
+    average_precision = (at_r * hits / rank.double()).sum(1) / r[:, 0].clamp_min(1)
+    values["map_at_r"] = average_precision.mean().item()
+    values["r_precision"] = (hits[:, -1] / r[:, 0].clamp_min(1)).double().mean().item()
+    return values
+
+
 def num_positives(labels: Array, gallery_labels: Array | None = None) -> Tensor:
     """(Q,) int64: how many gallery images have the class of each query; without a gallery, how many other rows."""
     wanted = as_labels(labels, "labels")

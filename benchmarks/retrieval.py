@@ -1,0 +1,179 @@
+"""How fast a folder is embedded and a gallery searched: `python benchmarks/retrieval.py`.
+
+Embedding: images per second from files to vectors, beside the network's ceiling (the same batches, already on the
+device) and the rate of reading and cropping alone, all measured in this run. Search: milliseconds by gallery size, exact
+and approximate, on made-up clustered vectors, with the approximate search's recall of the exact 10 nearest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from proxy_anchor.data.crops import CentralCrop
+from proxy_anchor.data.inputs import InputImages, collate_readable, find_images
+from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.reports.files import write_json
+from proxy_anchor.reports.run import device_name, versions
+from proxy_anchor.reports.tables import format_table
+from proxy_anchor.retrieval.embedder import Embedder, default_num_workers
+from proxy_anchor.retrieval.index import VectorIndex
+from proxy_anchor.retrieval.search import resolve_engine
+from proxy_anchor.training.trained import TrainedNet, load_trained
+
+
+def make_photographs(folder: Path, number: int) -> None:
+    """JPEG files of 500 x 375 pixels, with the amount of detail that makes them about 60 kB each."""
+    rng = np.random.default_rng(0)
+    coarse = np.asarray(Image.effect_noise((1000, 750), 90).resize((1400, 1100), Image.Resampling.BICUBIC))
+    for index in range(number):
+        top, left = rng.integers(0, 1100 - 375), rng.integers(0, 1400 - 500)
+        window = coarse[top : top + 375, left : left + 500, None].astype(np.float32)
+        Image.fromarray((window * rng.uniform(0.4, 1, 3)).astype(np.uint8)).save(
+            folder / f"{index:06d}.jpg", quality=88
+        )
+
+
+def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float:
+    """Median seconds of a call, after one that is not counted."""
+    taken = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - start)
+    return float(np.median(taken[1:]))
+
+
+def measure_embedding(embedder: Embedder, paths: list[Path]) -> dict[str, Any]:
+    prepare, batch_size = embedder.trained.prepare, embedder.batch_size
+    pixels = torch.randint(0, 256, (batch_size, 3, prepare.crop, prepare.crop), dtype=torch.uint8).to(embedder.device)
+    steps = 20 if embedder.device.type == "cuda" else 2
+    ceiling = steps * batch_size / seconds(lambda: [embedder.forward(pixels) for _ in range(steps)], 5, embedder.device)
+    workers = default_num_workers() if embedder.num_workers is None else embedder.num_workers
+    loader = torch.utils.data.DataLoader(
+        InputImages(paths, prepare), batch_size=batch_size, num_workers=workers, collate_fn=collate_readable
+    )
+    reading = len(paths) / seconds(lambda: sum(len(rows) for rows, *_ in loader), 1, torch.device("cpu"))
+    # Starting and filling the workers is part of it; a folder of thousands of images hides that.
+    folder = len(paths) / seconds(lambda: embedder.embed(paths, progress=False), 3, embedder.device)
+    return {
+        "network": embedder.net.config["backbone"],
+        "precision": embedder.precision,
+        "batch": batch_size,
+        "workers": workers,
+        "images": len(paths),
+        "ceiling images/s": ceiling,
+        "reading images/s": reading,
+        "folder images/s": folder,
+        "folder / ceiling %": 100 * folder / ceiling,
+    }
+
+
+def made_up_vectors(number: int, dim: int, seed: int, num_clusters: int) -> torch.Tensor:
+    """Unit vectors in clusters of about 50, as embeddings of classes are; similarity within a cluster about 0.5."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = F.normalize(torch.randn(num_clusters, dim, generator=torch.Generator().manual_seed(0)))
+    chosen = torch.randint(num_clusters, (number,), generator=generator)
+    vectors = torch.empty(number, dim)
+    for start in range(0, number, 100_000):
+        part = slice(start, start + 100_000)
+        noise = F.normalize(torch.randn(len(chosen[part]), dim, generator=generator))
+        vectors[part] = F.normalize(centres[chosen[part]] + noise)
+    return vectors
+
+
+def measure_search(size: int, dim: int, kind: str, engine: str, device: torch.device) -> dict[str, Any]:
+    clusters = max(1, size // 50)
+    gallery, queries = made_up_vectors(size, dim, 1, clusters), made_up_vectors(100, dim, 2, clusters)
+    index = VectorIndex(dim, kind=kind, engine=engine, device=device)
+    index.add(np.arange(size), gallery)
+    start = time.perf_counter()
+    index.build()
+    index.search(queries[:1], 10)
+    build = time.perf_counter() - start
+    one = seconds(lambda: index.search(queries[:1], 10), 20, device)
+    batch = seconds(lambda: index.search(queries, 10), 5, device)
+    return {
+        "gallery": size,
+        "search": f"{kind} ({resolve_engine(engine, 10, device=device)})" if kind == "exact" else kind,
+        "one query ms": 1000 * one,
+        "per query of 100 ms": 1000 * batch / len(queries),
+        "recall@10 %": 100.0 if index.measured_recall is None else 100 * index.measured_recall,
+        "build s": build,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", help="a trained network; default: --backbone with random weights")
+    parser.add_argument("--backbone", nargs="*", default=["resnet50", "tf_efficientnet_lite0"], help="timm names")
+    parser.add_argument("--folder", help="a folder of images; default: made-up photographs of 500 x 375")
+    parser.add_argument("--images", type=int, default=8000, help="made-up photographs; 0 leaves embedding out")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--precision", nargs="*", default=["32"], choices=["32", "bf16"])
+    parser.add_argument("--num-workers", type=int)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--kinds", nargs="*", default=["exact", "hnsw", "ivf_pq"], choices=["exact", "hnsw", "ivf_pq"])
+    parser.add_argument(
+        "--engines", nargs="*", default=["auto"], help="of exact search: auto faiss_cpu faiss_gpu torch"
+    )
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--output", help="JSON file")
+    given = parser.parse_args()
+
+    here = Path(__file__).parent
+    command = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    report: dict[str, Any] = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit.stdout.strip() or None}
+    with tempfile.TemporaryDirectory() as made_up:
+        folder = Path(given.folder or made_up)
+        if not given.folder and given.images:
+            make_photographs(folder, given.images)
+        rows = []
+        for name in (
+            ([given.checkpoint] if given.checkpoint else given.backbone) if given.folder or given.images else []
+        ):
+            for precision in given.precision:
+                if given.checkpoint:
+                    trained = load_trained(name)
+                else:
+                    net = EmbeddingNet(name, given.dim, pretrained=False, batch_norm="train").eval()
+                    trained = TrainedNet(net, CentralCrop(224, 256), folder)
+                options = {"device": given.device, "batch_size": given.batch_size, "num_workers": given.num_workers}
+                embedder = Embedder(trained, precision=precision, **options)
+                report["device"] = device_name(embedder.device)
+                rows.append(measure_embedding(embedder, find_images(folder)))
+                print(json.dumps(rows[-1]), flush=True)
+        report["embedding"] = rows
+    found = []
+    device = torch.device("cuda" if given.device == "auto" and torch.cuda.is_available() else "cpu")
+    for size in given.sizes:
+        for kind in given.kinds:
+            for engine in given.engines if kind == "exact" else ["auto"]:
+                found.append(measure_search(size, given.dim, kind, engine, device))
+                print(json.dumps(found[-1]), flush=True)
+    digits = {"one query ms": 3, "per query of 100 ms": 3}
+    shown = [{key: f"{row[key]:.{digits[key]}f}" if key in digits else row[key] for key in row} for row in found]
+    report |= {"search": found, "search_device": device_name(device), "dim": given.dim, "versions": versions()}
+    print(f"\n{format_table(rows)}\n\n{format_table(shown)}\n\n{report.get('device', report['search_device'])}")
+    if given.output:
+        write_json(Path(given.output), report)
+
+
+if __name__ == "__main__":
+    main()

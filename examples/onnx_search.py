@@ -1,0 +1,31 @@
+"""Search a folder with an exported model: `python examples/onnx_search.py MODEL_FOLDER GALLERY_FOLDER QUERY_FILE`.
+
+MODEL_FOLDER: written by `python src/export.py checkpoint=... format=onnx`. Needs onnxruntime, numpy and Pillow only.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+model, gallery, query = map(Path, sys.argv[1:])
+session = onnxruntime.InferenceSession(model / "model.onnx")
+images = json.loads((model / "config.json").read_text())["images"]
+
+
+def embed(path: Path) -> np.ndarray:
+    """Shorter side to `resize`, the central `crop` x `crop` pixels, then the network: one unit vector (D,)."""
+    image, crop, resize = Image.open(path).convert("RGB"), images["crop"], images["resize"]
+    size = [resize * side // min(image.size) for side in image.size]
+    left, top = (round((side - crop) / 2) for side in size)
+    image = image.resize(size, Image.Resampling.BILINEAR).crop((left, top, left + crop, top + crop))
+    return session.run(None, {"images": np.asarray(image).transpose(2, 0, 1)[None]})[0][0]
+
+
+paths = sorted(path for path in gallery.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+similarities = np.stack([embed(path) for path in paths]) @ embed(query)
+for best in np.argsort(-similarities)[:5]:
+    print(f"{similarities[best]:.3f}  {paths[best]}")

@@ -1,0 +1,26 @@
+"""A local page to search by picture: `python src/app.py checkpoint=runs/NAME/best.ckpt gallery=DIR`."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+import entry
+import settings
+
+
+def serve(cfg: DictConfig) -> None:
+    """Index the gallery with one or two checkpoints, then answer until interrupted."""
+    from proxy_anchor.app.server import make_app, run
+    from proxy_anchor.retrieval.retriever import open_index
+
+    settings.check_retrieval(cfg, "app")
+    retrievers = {cfg.checkpoint: open_index(cfg.checkpoint, cfg.gallery, cfg.index, **cfg.embed)}
+    if cfg.compare is not None:
+        retrievers[cfg.compare] = open_index(cfg.compare, cfg.gallery, cfg.compare_index, **cfg.embed)
+    limits = {"max_upload_mb": cfg.max_upload_mb, "max_pixels": cfg.max_pixels}
+    app = make_app(retrievers, hosts=["127.0.0.1", "localhost"] if cfg.host == "127.0.0.1" else ["*"], **limits)
+    run(app, cfg.host, cfg.port)
+
+
+if __name__ == "__main__":
+    entry.run(serve, "app")

@@ -1,0 +1,223 @@
+"""From images to embeddings: prepared as in evaluation, batched, resumable, unreadable ones listed."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from proxy_anchor.data.inputs import ImageInput, InputImages, collate_readable, input_key
+from proxy_anchor.errors import UsageError, check_choice, check_int
+from proxy_anchor.training.trained import TrainedNet
+
+SHARD_IMAGES = 4096  # embedded between two files of a resumable run
+_FEW_IMAGES = 64  # below this, starting worker processes takes longer than decoding
+
+
+def default_num_workers() -> int:
+    """The cores that this process may use, at most 16."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 16)
+
+
+def choose_device(name: str | torch.device | None = None) -> torch.device:
+    """Where the network runs: `name`, or the GPU if there is one. UsageError when it is not there."""
+    if name is None or name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"device={name} is not available here ({str(error).splitlines()[0]}): use device=cpu."
+        ) from error
+    return device
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """What became of N images: those in `rows` (n,) have `embeddings` (n, D) float32 and `thumbnails`, the others a reason.
+
+    skipped: (row, why it could not be read). keys: `input_key` of each kept image. reused: how many came from shards.
+    """
+
+    rows: list[int]
+    embeddings: Tensor
+    thumbnails: list[bytes]
+    keys: list[str]
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    reused: int = 0
+
+
+class Embedder:
+    """Embeds images with a trained network.
+
+    Args:
+        trained: network and preprocessing. device: None takes the GPU if there is one. batch_size: images per step.
+        num_workers: decoding processes; None takes the cores of this process, at most 16.
+        precision: "32", or "bf16" for the backbone under autocast (similarities move by about 0.01).
+
+    Raises UsageError for a value out of range.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedNet,
+        *,
+        device: str | torch.device | None = None,
+        batch_size: int = 64,
+        num_workers: int | None = None,
+        precision: str = "32",
+    ) -> None:
+        check_int("batch_size", batch_size, 1)
+        if num_workers is not None:
+            check_int("num_workers", num_workers, 0)
+        check_choice("precision", precision, ["32", "bf16"])
+        self.trained = trained
+        self.device = choose_device(device)
+        self.batch_size, self.num_workers, self.precision = batch_size, num_workers, precision
+        # Convolutions over channels-last images are faster on both kinds of processor.
+        self.net = trained.net.to(self.device).to(memory_format=torch.channels_last).eval()
+
+    @property
+    def embedding_dim(self) -> int:
+        """D."""
+        return self.net.config["embedding_dim"]
+
+    @torch.no_grad()
+    def forward(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, 3, crop, crop) anywhere to unit vectors (B, D) float32 on the device."""
+        on_device = pixels.to(self.device, non_blocking=True).contiguous(memory_format=torch.channels_last)
+        autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+        with autocast:
+            return self.net(on_device)
+
+    def embed(
+        self,
+        images: Sequence[ImageInput],
+        *,
+        shards: Path | str | None = None,
+        thumbnail_side: int = 0,
+        progress: bool = True,
+    ) -> Embedded:
+        """Embed what can be read, in order.
+
+        shards: a folder in which finished parts are kept; the same call after an interruption embeds only the rest, and
+        so does one with some images more, fewer or changed. thumbnail_side: see `InputImages`.
+        progress: a bar on stderr where that is a terminal.
+        Raises UsageError when embeddings hold NaN or infinity.
+        """
+        keys = [input_key(image) for image in images] if shards is not None or thumbnail_side else [""] * len(images)
+        store = _Shards(Path(shards) / self._variant(thumbnail_side), keys) if shards is not None else None
+        done: dict[int, tuple[np.ndarray, bytes]] = store.read() if store else {}
+        todo = [row for row in range(len(images)) if row not in done]
+        reused, skipped, since = len(done), [], len(done)
+        bar = tqdm(total=len(images), initial=reused, unit=" images", disable=None if progress else True)
+        pending: list[int] = []
+        try:
+            for chosen, embeddings, thumbnails, unreadable in self._batches(images, todo, thumbnail_side):
+                done.update(zip(chosen, zip(embeddings, thumbnails, strict=True), strict=True))
+                skipped += unreadable
+                pending += chosen
+                bar.update(len(chosen) + len(unreadable))
+                if store and len(pending) >= SHARD_IMAGES:
+                    store.write(pending, done)
+                    pending = []
+        finally:  # an interruption loses nothing that was embedded
+            bar.close()
+            if store and pending:
+                store.write(pending, done)
+        rows = sorted(done)
+        table = np.stack([done[row][0] for row in rows]) if rows else np.empty((0, self.embedding_dim), np.float32)
+        return Embedded(
+            rows, torch.from_numpy(table), [done[r][1] for r in rows], [keys[r] for r in rows], sorted(skipped), since
+        )
+
+    def _batches(
+        self, images: Sequence[ImageInput], todo: Sequence[int], thumbnail_side: int
+    ) -> Iterable[tuple[list[int], np.ndarray, list[bytes], list[tuple[int, str]]]]:
+        dataset = InputImages([images[row] for row in todo], self.trained.prepare, thumbnail_side=thumbnail_side)
+        workers = default_num_workers() if self.num_workers is None else self.num_workers
+        loader = DataLoader(
+            dataset,
+            batch_size=self.batch_size,
+            num_workers=0 if len(todo) <= _FEW_IMAGES else workers,
+            collate_fn=collate_readable,
+            pin_memory=self.device.type == "cuda",
+        )
+        # One batch behind: the GPU works on the next batch while this one's embeddings are fetched.
+        waiting: tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]] | None = None
+        for places, pixels, thumbnails, skipped in loader:
+            current = (
+                places,
+                self.forward(pixels) if places else torch.empty(0, self.embedding_dim),
+                thumbnails,
+                skipped,
+            )
+            if waiting is not None:
+                yield self._finish(waiting, todo)
+            waiting = current
+        if waiting is not None:
+            yield self._finish(waiting, todo)
+
+    def _finish(
+        self, batch: tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]], todo: Sequence[int]
+    ) -> tuple[list[int], np.ndarray, list[bytes], list[tuple[int, str]]]:
+        places, embeddings, thumbnails, skipped = batch
+        table = embeddings.cpu().numpy()
+        bad = int((~np.isfinite(table)).any(1).sum())
+        if bad:
+            raise UsageError(
+                f"{bad} of {len(table)} embeddings of a batch hold NaN or infinity: the network is broken."
+            )
+        return [todo[each] for each in places], table, thumbnails, [(todo[each], reason) for each, reason in skipped]
+
+    def _variant(self, thumbnail_side: int) -> str:
+        return f"{self.trained.fingerprint}-{self.precision}-{thumbnail_side}"
+
+
+class _Shards:
+    """Files of finished embeddings, found again by the images' keys, whatever else is in the folder."""
+
+    def __init__(self, folder: Path, keys: Sequence[str]) -> None:
+        self.folder, self.keys = folder, keys
+
+    def read(self) -> dict[int, tuple[np.ndarray, bytes]]:
+        """{row: (embedding (D,), thumbnail)} of the images that have been done before."""
+        found: dict[str, tuple[np.ndarray, bytes]] = {}
+        for file in sorted(self.folder.glob("[0-9]*.npz")):
+            try:
+                with np.load(file, allow_pickle=False) as shard:
+                    embeddings, ends, packed = shard["embeddings"], shard["ends"], shard["thumbnails"].tobytes()
+                    starts = [0, *ends[:-1].tolist()]
+                    small = [packed[a:b] for a, b in zip(starts, ends.tolist(), strict=True)]
+                    found.update(zip(shard["keys"].tolist(), zip(embeddings, small, strict=True), strict=True))
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+                file.unlink(missing_ok=True)  # cut short by something else than us: its images are embedded again
+        return {row: found[key] for row, key in enumerate(self.keys) if key in found}
+
+    def write(self, rows: Sequence[int], done: dict[int, tuple[np.ndarray, bytes]]) -> None:
+        """One file more, written aside and renamed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        number = max((int(each.stem) for each in self.folder.glob("[0-9]*.npz")), default=-1) + 1
+        file = self.folder / f"{number:06d}.npz"
+        thumbnails = [done[row][1] for row in rows]
+        aside = file.with_suffix(".tmp")
+        with aside.open("wb") as stream:
+            np.savez(
+                stream,
+                keys=np.array([self.keys[row] for row in rows]),
+                embeddings=np.stack([done[row][0] for row in rows]),
+                ends=np.cumsum([len(each) for each in thumbnails], dtype=np.int64),
+                thumbnails=np.frombuffer(b"".join(thumbnails), dtype=np.uint8),
+            )
+        aside.replace(file)

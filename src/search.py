@@ -1,0 +1,50 @@
+"""Find similar images: `python src/search.py checkpoint=runs/NAME/best.ckpt gallery=DIR query=FILE_OR_DIR k=5`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+import entry
+import settings
+
+
+def search(cfg: DictConfig) -> list[dict[str, Any]]:
+    """Print a table of the neighbours, write them as JSON and as an HTML page; returns what the JSON file lists."""
+    from proxy_anchor.data.inputs import find_images
+    from proxy_anchor.reports.files import write_json
+    from proxy_anchor.reports.search_page import write_search_page
+    from proxy_anchor.reports.tables import format_table
+    from proxy_anchor.retrieval.retriever import open_index, vote
+
+    settings.check_retrieval(cfg, "search")
+    query = Path(settings.absolute(cfg.query))
+    queries = find_images(query) if query.is_dir() else [query]
+    retriever = open_index(cfg.checkpoint, cfg.gallery, cfg.index, kind=cfg.kind, **cfg.embed)
+    if cfg.false_accept_rate is not None:
+        retriever.calibrate(cfg.false_accept_rate)
+        if cfg.index is not None:
+            retriever.save(cfg.index)
+    if retriever.threshold is not None:
+        print(retriever.threshold.describe())
+
+    found = retriever.search(queries, cfg.k, reranking=cfg.rerank)
+    rows, listed = [], []
+    for path, hits in zip(queries, found, strict=True):
+        label, share = vote(hits)
+        listed.append({"query": str(path), "class": label, "share": share, "hits": [vars(hit) for hit in hits]})
+        for rank, hit in enumerate(hits, start=1):
+            row = {"query": path.name, "rank": rank, "similarity": f"{hit.similarity:.3f}", "class": hit.label}
+            rows.append(row | ({} if hit.is_match is None else {"match": hit.is_match}) | {"image": hit.name})
+    print(format_table(rows))
+    output = Path(settings.absolute(cfg.output))
+    write_json(output.with_name(f"{output.name}.json"), {"checkpoint": cfg.checkpoint, "queries": listed})
+    write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, [q.name for q in queries], found)
+    print(f"written: {output}.json and {output}.html")
+    return listed
+
+
+if __name__ == "__main__":
+    entry.run(search, "search")

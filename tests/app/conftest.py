@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy_anchor import Retriever
+
+uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed (pip install -e '.[app]')")
+pytest.importorskip("starlette", reason="starlette is not installed (pip install -e '.[app]')")
+
+
+@pytest.fixture
+def serving() -> Callable:
+    """serving(app) is a context: the application on a free port of this machine, in a thread; its address."""
+    return _serving
+
+
+@contextmanager
+def _serving(app) -> Iterator[str]:
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
+    socket = config.bind_socket()
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(timeout=10)
+
+
+@pytest.fixture
+def retrievers(make_checkpoint: Callable, write_images: Callable, tmp_path: Path) -> dict[str, Retriever]:
+    """Two models over the same gallery of 3 classes of 5 images; the second lacks one of them."""
+    write_images({"cat": 5, "dog": 5, "eel": 5})
+    made = {}
+    for seed, name in enumerate(("first", "second")):
+        retriever = Retriever.from_checkpoint(make_checkpoint(f"{name}.ckpt", seed=seed), num_workers=0)
+        made[name] = retriever.index(tmp_path / "images", progress=False)
+    made["second"].remove(str(tmp_path / "images" / "eel" / "4.png"))
+    return made

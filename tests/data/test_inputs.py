@@ -1,0 +1,133 @@
+"""Images handed over one by one: every kind gives the same pixels, every bad one a line that says why."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from proxy_anchor.data.crops import CentralCrop
+from proxy_anchor.data.inputs import (
+    InputImages,
+    class_folders,
+    collate_readable,
+    find_images,
+    input_key,
+    make_thumbnail,
+    open_input,
+)
+from proxy_anchor.errors import UsageError
+
+
+def test_every_kind_of_input_is_the_same_picture(write_images: Callable) -> None:
+    [(path, _)] = write_images({"a": 1})
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    for given in (path, str(path), path.read_bytes(), pixels, Image.fromarray(pixels), pixels[:, ::-1][:, ::-1]):
+        assert np.array_equal(np.asarray(open_input(given)), pixels)
+    grey = open_input(pixels[:, :, 0])
+    assert grey.mode == "RGB"
+    assert np.array_equal(np.asarray(grey)[:, :, 2], pixels[:, :, 0])
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (b"", "empty"),
+        (b"GIF89a but no image", "no image of a known format"),
+        (np.zeros((4, 4, 3), dtype=np.float32), "expected uint8"),
+        (np.zeros((4, 4, 4), dtype=np.uint8), "expected uint8"),
+        (np.zeros((0, 4), dtype=np.uint8), "expected uint8"),
+        (3, "type int"),
+    ],
+)
+def test_what_is_no_image_is_said_in_one_line(given: object, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        open_input(given)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_file_is_refused_whole(write_images: Callable) -> None:
+    [(path, _)] = write_images({"a": 1})
+    with pytest.raises(UsageError, match="cannot be read"):
+        open_input(path.read_bytes()[:-200])
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG file that claims a size and holds no pixels."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    return head + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+
+
+def test_a_decompression_bomb_is_refused_by_its_header() -> None:
+    with pytest.raises(UsageError, match=r"3000 x 2000 pixels; at most 1,000,000"):
+        open_input(png_header(3000, 2000), max_pixels=1_000_000)
+    with pytest.raises(UsageError, match=r"decompression bomb|exceeds limit"):
+        open_input(png_header(20_000, 6_000))
+    with pytest.raises(UsageError, match=r"decompression bomb|exceeds limit"):
+        open_input(png_header(60_000, 60_000))
+
+
+def test_formats_can_be_limited() -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(stream, "PPM")
+    assert open_input(stream.getvalue()).size == (4, 4)
+    with pytest.raises(UsageError, match="no image of a known format"):
+        open_input(stream.getvalue(), formats=("JPEG", "PNG"))
+
+
+def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path) -> None:
+    for name in ("10.png", "2.png", "sub/1.JPG", ".hidden.png", "__MACOSX/3.png", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in find_images(tmp_path)] == ["2.png", "10.png", "sub/1.JPG"]
+    with pytest.raises(UsageError, match="no such folder"):
+        find_images(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="holds no image"):
+        find_images(tmp_path / "empty")
+
+
+def test_sub_folders_are_classes_only_where_every_image_has_one(tmp_path: Path) -> None:
+    below = [tmp_path / "cat" / "1.png", tmp_path / "dog" / "x" / "2.png"]
+    assert class_folders(below, tmp_path) == ["cat", "dog"]
+    assert class_folders([*below, tmp_path / "3.png"], tmp_path) == [None, None, None]
+
+
+def test_key_changes_with_the_file(write_images: Callable) -> None:
+    (first, _), (second, _) = write_images({"a": 2})
+    before = input_key(first)
+    assert before == input_key(str(first)) != input_key(second)
+    first.write_bytes(second.read_bytes())
+    assert input_key(first) != before
+    assert input_key(b"x") == input_key(b"x") != input_key(b"y")
+    assert input_key(np.zeros((2, 3), np.uint8)) != input_key(np.zeros((3, 2), np.uint8))
+    assert "missing" in input_key("/nowhere/at/all.png")
+
+
+def test_unreadable_images_keep_their_place_and_reason(write_images: Callable, tmp_path: Path) -> None:
+    (good, _), (other, _) = write_images({"a": 2})
+    (tmp_path / "bad.jpg").write_text("no image")
+    dataset = InputImages([good, tmp_path / "bad.jpg", other], CentralCrop(16, 20), thumbnail_side=8)
+    rows, pixels, thumbnails, skipped = collate_readable([dataset[row] for row in range(3)])
+    assert rows == [0, 2]
+    assert pixels.shape == (2, 3, 16, 16)
+    assert pixels.dtype == torch.uint8
+    assert [row for row, _ in skipped] == [1]
+    assert "bad.jpg" in skipped[0][1]
+    assert Image.open(io.BytesIO(thumbnails[0])).size == (8, 8)
+    assert collate_readable([dataset[1]])[0] == []
+
+
+def test_thumbnail_keeps_the_shape() -> None:
+    small = Image.open(io.BytesIO(make_thumbnail(Image.new("RGB", (200, 50), "red"), 40)))
+    assert small.size == (40, 10)
+    assert small.format == "JPEG"

@@ -1,0 +1,75 @@
+"""The match threshold against a plain loop over pairs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.retrieval import search, threshold
+from proxy_anchor.retrieval.threshold import calibrate_threshold
+
+
+def made_up(num_images: int = 40, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(num_images) % 5
+    centres = torch.randn(5, 8, generator=generator)
+    return centres[labels] + torch.randn(num_images, 8, generator=generator), labels.numpy()
+
+
+def pairs(embeddings: torch.Tensor, labels: np.ndarray) -> tuple[list[float], list[float]]:
+    """Similarities of the pairs of one class, and of two."""
+    unit = embeddings / embeddings.norm(dim=1, keepdim=True)
+    same: list[float] = []
+    different: list[float] = []
+    for i, j in itertools.combinations(range(len(labels)), 2):
+        (same if labels[i] == labels[j] else different).append(float(unit[i] @ unit[j]))
+    return same, different
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.01, 0.2, 1.0])
+@pytest.mark.parametrize("chunk", [2**25, 100])
+def test_rates_are_those_of_a_loop_over_pairs(monkeypatch, rate: float, chunk: int) -> None:
+    monkeypatch.setattr(search, "CHUNK_ELEMENTS", chunk)
+    embeddings, labels = made_up()
+    found = calibrate_threshold(embeddings, labels, false_accept_rate=rate)
+    same, different = pairs(embeddings, labels)
+    assert found.false_accept_rate <= rate
+    assert found.false_accept_rate == pytest.approx(np.mean([s >= found.similarity - 5e-7 for s in different]))
+    assert found.true_accept_rate == pytest.approx(np.mean([s >= found.similarity - 5e-7 for s in same]))
+    # Not stricter than it has to be: exactly as many are accepted as the rate allows.
+    assert round(found.false_accept_rate * len(different)) == int(rate * len(different))
+
+
+def test_ties_with_the_first_refused_pair_are_refused() -> None:
+    """Ten equal pairs of different classes and one may pass: none does."""
+    embeddings = torch.eye(2).repeat(5, 1)
+    labels = np.arange(10) // 2  # pairs (e1, e2): one class is one of each
+    found = calibrate_threshold(embeddings, labels, false_accept_rate=1 / 40)
+    assert found.false_accept_rate == 0
+    assert found.similarity > 1
+
+
+def test_large_sets_are_sampled(monkeypatch) -> None:
+    monkeypatch.setattr(threshold, "MAX_IMAGES", 20)
+    found = calibrate_threshold(*made_up(), false_accept_rate=0.1)
+    assert found.num_images == 20
+    assert "20 labelled images" in found.describe()
+
+
+@pytest.mark.parametrize(
+    ("labels", "rate", "reason"),
+    [
+        ([0, 0, 0], 0.1, "two classes or more"),
+        ([0, 1, 2], 0.1, "one of them with two images"),
+        ([0, 0, 1], 0.0, "false_accept_rate"),
+        ([0, 0, 1], 1.5, "false_accept_rate"),
+        ([0, 1], 0.1, "3 embeddings and 2 labels"),
+    ],
+)
+def test_what_cannot_be_calibrated(labels: list[int], rate: float, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        calibrate_threshold(torch.eye(3), np.array(labels), false_accept_rate=rate)

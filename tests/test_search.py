@@ -1,0 +1,222 @@
+"""What a user does with a trained model: every command of docs/search.md, and every way to get them wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+
+import entry
+from proxy_anchor.errors import UsageError
+
+DOCUMENT = (REPOSITORY / "docs" / "search.md").read_text()
+COMMANDS = [
+    line for block in re.findall(r"```bash\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines() if line.strip()
+]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Path:
+    """A user's folder: a run named first, 8 classes of pictures, and new ones."""
+    folder = tmp_path_factory.mktemp("user")
+    run_ok("train.py", "run=first", *TINY_GLYPHS, cwd=folder)
+    [glyphs] = (folder / "data" / "glyphs").glob("glyphs-*")
+    shutil.copytree(glyphs / "test", folder / "my_pictures")
+    shutil.copytree(sorted((glyphs / "train").iterdir())[0], folder / "new_pictures")
+    shutil.copyfile(next((folder / "new_pictures").iterdir()), folder / "query.jpg")
+    return folder
+
+
+@pytest.fixture
+def run(here: Path, monkeypatch, capsys) -> Iterator[Callable[[str], str]]:
+    """run(command) is a command of the document as it stands there, in this process: starting one takes seconds."""
+
+    def run_command(command: str) -> str:
+        program, script, *arguments = shlex.split(command)
+        assert program == "python"
+        monkeypatch.chdir(here)
+        monkeypatch.setattr(sys, "argv", [str(REPOSITORY / script), *arguments])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return capsys.readouterr().out
+
+    yield run_command
+    HydraConfig.instance().cfg = None
+
+
+def of(script: str) -> Iterator[str]:
+    return (command for command in COMMANDS if command.startswith(f"python src/{script}"))
+
+
+def test_search_commands(here: Path, run: Callable) -> None:
+    first, second = of("search.py")
+    broken = here / "my_pictures" / sorted(os.listdir(here / "my_pictures"))[0] / "broken.png"
+    broken.write_text("no image")
+    printed = run(first)
+    broken.unlink()
+    assert "1 images cannot be read and are left out" in printed
+    assert "broken.png" in printed
+    [answer] = json.loads((here / "search.json").read_text())["queries"]
+    assert len(answer["hits"]) == 5
+    assert answer["class"] in os.listdir(here / "my_pictures")
+    assert (here / "search.html").read_text().count("<img") == 6
+    printed = run(second)
+    assert "64 images added or changed" in printed
+    assert "match threshold" in printed
+    assert sorted(os.listdir(here / "my_index")) == ["index.faiss", "index.json", "thumbnails.bin"]
+    again = run("python src/search.py checkpoint=runs/first index=my_index query=query.jpg k=64 rerank=k_reciprocal")
+    assert "match threshold" in again
+
+
+def test_python_example(here: Path, monkeypatch, capsys) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+    monkeypatch.chdir(here)
+    exec(code.replace('"my_index"', '"python_index"'), {})
+    assert "match threshold" in capsys.readouterr().out
+
+
+def test_page_command(here: Path) -> None:
+    pytest.importorskip("starlette")
+    [command] = of("app.py")
+    _, script, *arguments = shlex.split(command)
+    server = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / script), *arguments, "index=page_index", "port=0"],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        address = next(match[0] for line in server.stdout if (match := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        with urllib.request.urlopen(f"{address}/api/about") as answer:
+            assert json.load(answer)["models"] == [{"name": "runs/first", "images": 64}]
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) in (0, 130)
+
+
+def test_embed_commands(here: Path, run: Callable) -> None:
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    for command in of("embed.py"):
+        assert "64 embeddings of D=16" in run(command)
+    with np.load(here / "embeddings.npz", allow_pickle=False) as made:
+        assert made["embedding"].shape == (64, 16)
+        assert np.allclose(np.linalg.norm(made["embedding"], axis=1), 1, atol=1e-6)
+        table = parquet.read_table(here / "embeddings.parquet").to_pydict()
+        assert table["path"] == made["path"].tolist()
+        assert table["label"] == made["label"].tolist()
+        assert all((here / "my_pictures" / path).is_file() for path in table["path"])
+        assert np.array_equal(np.array(table["embedding"], dtype=np.float32), made["embedding"])
+    assert not list(here.glob(".*"))
+
+
+def test_export_commands(here: Path, run: Callable) -> None:
+    pytest.importorskip("onnxruntime")
+    for command in of("export.py"):
+        assert "largest difference from the checkpoint" in run(command)
+    [example] = [command for command in COMMANDS if "onnx_search" in command]
+    assert len(run(example).splitlines()) == 5
+    assert "## Results" in (here / "to_share" / "README.md").read_text()
+    run("python src/search.py checkpoint=to_share index=other_index gallery=my_pictures query=query.jpg")
+
+
+def test_remaining_commands(here: Path, run: Callable) -> None:
+    [evaluate] = of("evaluate.py")
+    assert "k_reciprocal_map_at_r" in run(evaluate)
+    [benchmark] = [command for command in COMMANDS if "benchmarks/" in command]
+    assert "folder / ceiling %" in run(benchmark)
+    assert {row["search"].split()[0] for row in json.loads((here / "speed.json").read_text())["search"]} == {
+        "exact",
+        "hnsw",
+        "ivf_pq",
+    }
+    tested = (
+        "src/search.py",
+        "src/app.py",
+        "src/embed.py",
+        "src/export.py",
+        "src/evaluate.py",
+        "benchmarks/",
+        "examples/",
+    )
+    assert all(command.removeprefix("python ").startswith(tested) for command in COMMANDS)
+
+
+def test_run_folder_has_a_card(here: Path) -> None:
+    card = (here / "runs" / "first" / "README.md").read_text()
+    result = json.loads((here / "runs" / "first" / "result.json").read_text())
+    assert f"{100 * result['last']['recall']['1']:.1f}" in card
+    assert "glyphs" in card
+
+
+MISTAKES = [
+    ("search", "checkpoint=runs/first query=query.jpg", "gallery is needed"),
+    ("search", "checkpoint=runs/first gallery=nothing query=query.jpg", "no such folder of images"),
+    ("search", "checkpoint=nothing.ckpt gallery=my_pictures query=query.jpg", "no such file"),
+    ("search", "checkpoint=runs/first gallery=my_pictures query=none.jpg", "none.jpg is missing"),
+    ("search", "checkpoint=runs/first index=nothing query=query.jpg", "holds no index"),
+    ("search", "checkpoint=runs/first gallery=my_pictures query=query.jpg k=0", "k=0"),
+    ("search", "checkpoint=runs/first gallery=my_pictures query=query.jpg k=65", "K=65 is larger than the gallery"),
+    ("search", "checkpoint=runs/first gallery=my_pictures query=query.jpg rerank=magic", "rerank=magic is not known"),
+    (
+        "search",
+        "checkpoint=runs/first gallery=my_pictures query=query.jpg output=no/where",
+        "its folder does not exist",
+    ),
+    ("search", "checkpoint=runs/first gallery=my_pictures query=query.jpg false_accept_rate=2", "false_accept_rate=2"),
+    ("search", "checkpoint=runs/first gallery=my_pictures query=7", "query=7: expected a path"),
+    ("embed", "checkpoint=runs/first images=my_pictures output=e.csv", "ends in .npz or .parquet"),
+    ("embed", "checkpoint=runs/first images=runs", "none of the 1 images"),
+    ("export", "checkpoint=runs/first format=tflite", "format=tflite is not known"),
+    ("export", "checkpoint=runs/first format=onnx output=my_pictures", "already holds something"),
+    ("app", "checkpoint=runs/first gallery=my_pictures port=-1", "port=-1"),
+    ("app", "checkpoint=runs/first gallery=my_pictures max_upload_mb=0", "max_upload_mb=0"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "reason"), MISTAKES)
+def test_every_mistake_is_one_line(here: Path, monkeypatch, name: str, arguments: str, reason: str) -> None:
+    monkeypatch.chdir(here)
+    if reason.startswith("none of"):
+        (here / "runs" / "first" / "gallery.png").write_text("no image")
+    main = next(
+        each for key, each in vars(import_module(name)).items() if key in ("search", "embed", "export", "serve")
+    )
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        cfg = compose(name, arguments.split())
+    with pytest.raises(UsageError, match=re.escape(reason)) as caught:
+        main(cfg)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "reason"),
+    [
+        ("search.py", "checkpoint=runs/first gallery=my_pictures", "query is needed"),
+        ("search.py", "checkpoint=x gallery=y query=z embed.batch=2", "unknown key 'embed.batch'"),
+        ("app.py", "checkpoint=nothing gallery=my_pictures", "no such file"),
+    ],
+)
+def test_commands_say_it_on_one_line(here: Path, script: str, arguments: str, reason: str) -> None:
+    done = run_entry(script, *arguments.split(), cwd=here)
+    assert done.returncode == 2, done.stdout + done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert reason in line
