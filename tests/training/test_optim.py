@@ -8,7 +8,6 @@ from torch import nn
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
-from proxy_anchor.training.guard import FiniteGuard
 from proxy_anchor.training.optim import (
     OptimizerSettings,
     describe_groups,
@@ -121,14 +120,3 @@ def test_defaults_are_the_papers() -> None:
 def test_values_out_of_range_are_named(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"optimizer.{name}="):
         OptimizerSettings(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("losses", "finite"),
-    [([], True), ([1.0], True), ([1.0, 2.0], True), ([math.nan], False), ([math.inf], False), ([math.nan, 1.0], False)],
-)
-def test_guard_remembers_every_loss(losses: list[float], finite: bool) -> None:
-    guard = FiniteGuard()
-    for loss in losses:
-        guard.watch(torch.tensor(loss, requires_grad=True))
-    assert guard.is_finite() == finite

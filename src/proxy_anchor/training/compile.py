@@ -17,30 +17,30 @@ MIN_COSINE = 0.95  # bf16 gradients of two orders of summation agree to 0.99 and
 
 
 class CompiledNet:
-    """The network's forward, compiled for one shape of batch.
+    """The network's forward, compiled for one shape of batch; on a GPU as one CUDA graph, which Python launches at once.
 
     A shorter batch (the last of an evaluation) is filled up with copies of its first image, whose embeddings are dropped:
     compiling once more for its shape would take longer than many epochs.
     """
 
     def __init__(self, net: nn.Module) -> None:
-        import os
-
-        self._forward = torch.compile(net.forward, dynamic=False, mode=os.environ.get("PA_MODE"))
+        # A step of hundreds of small kernels is launched more slowly than the card computes it; as a graph it is not.
+        mode = "reduce-overhead" if torch.cuda.is_available() else None
+        self._forward = torch.compile(net.forward, dynamic=False, mode=mode)
         self._longest = {True: 0, False: 0}  # with and without gradients
 
     def __call__(self, images: Tensor) -> Tensor:
         """As the network's own forward."""
-        grad, count = torch.is_grad_enabled(), len(images)
-        self._longest[grad] = max(self._longest[grad], count)
-        missing = self._longest[grad] - count
+        training, count = torch.is_grad_enabled(), len(images)
+        self._longest[training] = max(self._longest[training], count)
+        missing = self._longest[training] - count
         if missing:
             images = torch.cat([images, images[:1].expand(missing, -1, -1, -1)])
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # the graph may overwrite what it gave before
         # Batches of the workers and of the card are laid out differently, which would be two compilations.
         embeddings = self._forward(images.contiguous(memory_format=torch.channels_last))
-        embeddings = embeddings if grad else embeddings.clone()
-        return embeddings[:count] if missing else embeddings
+        # An evaluation keeps its embeddings longer than the graph does.
+        return embeddings if training else embeddings[:count].clone()
 
 
 def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> float:
@@ -51,10 +51,11 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> float:
     elsewhere.
     """
     assert learner.compiled is not None
-    images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
+    devices = [learner.device] if learner.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):  # a DataLoader draws a seed
+        images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
     images, labels = images.to(learner.device), labels.to(learner.device)
     statistics = {name: buffer.clone() for name, buffer in learner.net.named_buffers()}
-    devices = [learner.device] if learner.device.type == "cuda" else []
     gradients = []
     for embed in (learner.net, learner.compiled):
         with torch.random.fork_rng(devices), trainer.precision_plugin.train_step_context():

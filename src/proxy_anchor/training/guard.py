@@ -3,34 +3,52 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
+from proxy_anchor.errors import UsageError
 
 
 class FiniteGuard:
-    """Remembers whether every scalar (loss, gradient norm) shown to it was finite.
+    """Looks at the loss and the gradient's norm of every step.
 
-    On a GPU the flag is copied to the host while other work is queued, so that looking at it a little later costs no waiting.
+    On a GPU the answer is copied to the host while other work is queued and read a step later, so that looking costs no
+    waiting; until then a fused optimizer, given `show`'s answer, leaves the weights alone.
     """
 
     def __init__(self) -> None:
-        self._seen: torch.Tensor | None = None  # on the scalar's device
-        self._flag: torch.Tensor | None = None  # its copy on the host
+        self._where = ""
+        self._flags: Tensor | None = None  # (2,) bool on the host: loss, gradient
         self._copied: torch.cuda.Event | None = None
 
-    def watch(self, scalar: torch.Tensor) -> None:
-        """Remember whether this scalar and those before it are finite."""
-        flag = torch.isfinite(scalar.detach())
-        if self._seen is not None:  # gradients may be accumulated over several losses
-            flag &= self._seen
-        self._seen = flag
-        if flag.is_cuda:
-            self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(flag, non_blocking=True)
+    def show(self, where: str, loss_finite: Tensor, norm: Tensor) -> Tensor:
+        """Remember a step's numbers; returns a () float on their device: 1 if one of them is not finite, else 0.
+
+        where: names the step. loss_finite: () bool. norm: () float, of all gradients.
+        """
+        flags = torch.stack([loss_finite, torch.isfinite(norm)])
+        self._where = where
+        if flags.is_cuda:
+            self._flags = torch.empty(2, dtype=torch.bool, pin_memory=True).copy_(flags, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record()
         else:
-            self._flag = flag
+            self._flags = flags
+        return 1.0 - flags.all().float()
 
-    def is_finite(self) -> bool:
-        """Whether all scalars so far were finite."""
+    def check(self) -> None:
+        """Raise UsageError if the step that was shown last had a number that is not finite."""
+        if self._flags is None:
+            return
         if self._copied is not None:
             self._copied.synchronize()
-        return self._flag is None or bool(self._flag)
+        loss_finite, gradient_finite = self._flags.tolist()
+        if not loss_finite:
+            raise UsageError(
+                f"the loss is not finite {self._where}, and no step was taken on it: lower optimizer.lr (or loss.alpha), or "
+                "train with trainer.precision=32."
+            )
+        if not gradient_finite:
+            raise UsageError(
+                f"a gradient is not finite {self._where} although the loss is, and no step was taken on it: lower "
+                "optimizer.lr, or train with trainer.precision=32."
+            )

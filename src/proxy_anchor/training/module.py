@@ -11,7 +11,6 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import AdamW, Optimizer
 
 from proxy_anchor.data.sampling import PKBatches, share_seen
-from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
@@ -59,7 +58,7 @@ class MetricLearner(pl.LightningModule):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
         self.metadata = metadata or {}
         self.compiled = CompiledNet(net.to(memory_format=torch.channels_last)) if compile else None
-        self._losses, self._gradients = FiniteGuard(), FiniteGuard()
+        self._guard, self._loss_finite = FiniteGuard(), torch.tensor(True)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D)."""
@@ -75,7 +74,7 @@ class MetricLearner(pl.LightningModule):
         """Images in, embeddings out, loss, log."""
         images, labels, _ = batch
         loss = self.loss(self(images), labels)
-        self._losses.watch(loss)
+        self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(labels))
         return loss
 
@@ -91,8 +90,8 @@ class MetricLearner(pl.LightningModule):
         )
         self.print(f"learning rates: {describe_groups(groups)}")
         # Default betas and eps, and decay on everything, as in the released code.
-        # One kernel instead of a dozen per step on a GPU; a loss scaler (16-mixed) needs the separate ones.
-        fused = self.device.type == "cuda" and str(self.trainer.precision) != "16-mixed"
+        # One kernel instead of a dozen per step; a loss scaler (16-mixed) needs the separate ones.
+        fused = self.device.type in ("cuda", "cpu") and str(self.trainer.precision) != "16-mixed"
         optimizer = AdamW(groups, weight_decay=self.settings.weight_decay, fused=fused)
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler, interval = make_scheduler(optimizer, self.settings, steps)
@@ -105,26 +104,26 @@ class MetricLearner(pl.LightningModule):
         network compiled while frozen keeps no gradient path after it is released. A parameter without gradient is
         skipped by AdamW altogether (no decay, no moments), which is what a frozen one sees.
         """
-        where = f"at step {self.global_step} (epoch {self.current_epoch + 1})"
-        if not self._losses.is_finite():
-            raise UsageError(
-                f"the loss is not finite {where}, and no step was taken on it: lower optimizer.lr (or loss.alpha), or train "
-                "with trainer.precision=32."
-            )
-        # 16-mixed meets infinite gradients by design: its scaler skips those steps.
-        if str(self.trainer.precision) != "16-mixed":
-            # Looked at before it is renewed: on a GPU the norm is known one step later, without waiting for it.
-            previous_finite = self._gradients.is_finite() if self.device.type == "cuda" else True
-            gradients = [p.grad for p in self.parameters() if p.grad is not None]
-            self._gradients.watch(torch.nn.utils.get_total_norm(gradients))
-            if not previous_finite or (self.device.type != "cuda" and not self._gradients.is_finite()):
-                raise UsageError(
-                    f"a gradient is not finite {where} although the loss is: lower optimizer.lr, or train with "
-                    "trainer.precision=32."
-                )
+        # 16-mixed meets infinite gradients by design: its scaler skips those steps. A loss that is not finite stops it too.
+        scaled = str(self.trainer.precision) == "16-mixed"
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        norm = torch.zeros((), device=self.device) if scaled else torch.nn.utils.get_total_norm(gradients)
+        skips_itself = bool(optimizer.defaults.get("fused"))
+        if skips_itself:
+            self._guard.check()  # the step before: known by now
+        bad = self._guard.show(f"at step {self.global_step} (epoch {self.current_epoch + 1})", self._loss_finite, norm)
+        self._loss_finite = torch.ones_like(self._loss_finite)
+        if skips_itself:
+            optimizer.found_inf = bad  # type: ignore[attr-defined]  # torch's own way of telling the kernel to skip
+        if not skips_itself or self.device.type == "cpu":
+            self._guard.check()
         if self.current_epoch < self.settings.warmup_epochs:
             for parameter in self.net.backbone.parameters():
                 parameter.grad = None
+
+    def on_train_epoch_end(self) -> None:
+        """The last step of the epoch."""
+        self._guard.check()
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

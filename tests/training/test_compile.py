@@ -1,0 +1,109 @@
+"""A compiled network trains as the network itself does, and one that does not is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.training import compile as module
+from proxy_anchor.training.compile import CompiledNet, compare
+from proxy_anchor.training.startup import Startup
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _without_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace and differentiate as always, but run PyTorch's own kernels: a C++ compiler would take half a minute."""
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, *, mode, dynamic: compile(f, backend="aot_eager", dynamic=dynamic))
+    torch._dynamo.reset()
+
+
+def test_training_compiled_equals_training_plain(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    plain, startup = make_learner(warmup_epochs=1), Startup(0.0)
+    make_trainer(max_epochs=3).fit(plain, make_data())
+    compiled = make_learner(warmup_epochs=1)
+    start = {name: value.clone() for name, value in compiled.net.state_dict().items()}
+    compiled.compiled = CompiledNet(compiled.net)
+    make_trainer(max_epochs=3, callbacks=[startup]).fit(compiled, make_data())
+    assert "cosine with the plain network's 1.0000" in capsys.readouterr().out
+    assert startup.seconds["compilation"] > 0
+    for name, value in compiled.net.state_dict().items():
+        torch.testing.assert_close(value, plain.net.state_dict()[name], atol=2e-4, rtol=1e-3, msg=name)
+    moved = [name for name, _ in compiled.net.backbone.named_parameters() if "conv" in name]
+    # A network that was compiled while it was frozen would never move again.
+    assert all(
+        not torch.equal(compiled.net.state_dict()[f"backbone.{name}"], start[f"backbone.{name}"]) for name in moved
+    )
+
+
+def test_the_check_leaves_statistics_and_random_numbers_alone(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    learner, data = make_learner(batch_norm="train"), make_data()
+    learner.compiled = CompiledNet(learner.net)
+    trainer = make_trainer()
+    trainer.datamodule = data
+    learner.train()
+    before = {name: buffer.clone() for name, buffer in learner.net.named_buffers()}
+    state = torch.get_rng_state()
+    assert module.check_compiled(trainer, learner) > 0.999
+    assert all(torch.equal(buffer, before[name]) for name, buffer in learner.net.named_buffers())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in learner.parameters())
+
+
+def test_a_short_batch_is_not_compiled_again(make_learner: Callable) -> None:
+    net = make_learner().net.eval()
+    compiled, images = CompiledNet(net), torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        whole = compiled(images)
+        torch._dynamo.config.error_on_recompile = True
+        try:
+            part = compiled(images[:2])
+        finally:
+            torch._dynamo.config.error_on_recompile = False
+    assert part.shape == (2, 8)
+    torch.testing.assert_close(part, whole[:2])
+    torch.testing.assert_close(whole, net(images).detach())
+
+
+@pytest.mark.parametrize("wrong", ["nan", "zero", "other", "one layer"])
+def test_gradients_that_differ_are_refused(wrong: str) -> None:
+    plain = torch.randn(1000)
+    broken = {
+        "nan": plain.clone().index_fill_(0, torch.tensor([3]), float("nan")),
+        "zero": torch.zeros(1000),
+        "other": torch.randn(1000),
+        "one layer": plain * (torch.arange(1000) > 300),
+    }[wrong]
+    with pytest.raises(UsageError, match=r"^the compiled network's gradients differ .*compile=false"):
+        compare(plain, broken)
+    assert compare(plain, plain + 0.05 * torch.randn(1000)) > 0.99
+
+
+def test_a_backbone_without_gradient_is_noticed(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make_learner()
+    learner.compiled = CompiledNet(learner.net)
+    forward = functools.partial(CompiledNet.__call__, learner.compiled)
+
+    def cut(self: CompiledNet, images: torch.Tensor) -> torch.Tensor:
+        for parameter in learner.net.backbone.parameters():
+            parameter.requires_grad_(False)
+        embeddings = forward(images)
+        for parameter in learner.net.backbone.parameters():
+            parameter.requires_grad_(True)
+        return embeddings
+
+    monkeypatch.setattr(CompiledNet, "__call__", cut)
+    with pytest.raises(UsageError, match="gradients differ"):
+        make_trainer(callbacks=[Startup(0.0)]).fit(learner, make_data())
