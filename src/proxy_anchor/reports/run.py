@@ -68,6 +68,8 @@ def make_result(
         "train_images_per_second": images_per_epoch / median(each.train_seconds for each in trained),
         "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
         "peak_memory_gib": peak_memory(device) / 2**30,
+        "num_train_images": len(data.splits.train),
+        "num_train_classes": data.splits.train.num_classes,
         "label_noise": data.splits.num_mislabelled / len(data.splits.train),
         "startup_seconds": {
             **startup_seconds,

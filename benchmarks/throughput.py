@@ -1,0 +1,102 @@
+"""Training and evaluation end to end, as a share of what the network alone does on the same card in the same run.
+
+    python benchmarks/throughput.py dataset=cars dataset.root=DIR speed=fast
+
+Trains with `src/train.py`'s own code and the given overrides, then times the same network, loss and optimizer, in the same
+precision and compiled alike, on one batch that stays on the device: the ceiling. Appends a row to results/throughput.jsonl.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import HERE, report, seconds_per_call, where_it_ran
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch.optim import AdamW
+
+sys.path.insert(0, str(HERE.parent / "src"))
+
+import entry
+from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training.compile import CompiledNet
+from train import train
+
+
+def ceiling(cfg: DictConfig, num_classes: int, device: torch.device) -> dict[str, float]:
+    """Images per second of a training step and of an evaluation step without data, trainer or callbacks."""
+    torch.backends.cudnn.benchmark = cfg.trainer.benchmark
+    net = EmbeddingNet(
+        cfg.backbone.name,
+        cfg.embedding_dim,
+        pooling=cfg.backbone.pooling,
+        image_size=cfg.dataset.images.crop,
+        pretrained=False,
+        batch_norm=cfg.batch_norm,
+    ).to(device)
+    loss = instantiate(cfg.loss, num_classes=num_classes, embedding_dim=cfg.embedding_dim).to(device)
+    loss.check_labels = False
+    embed: Any = CompiledNet(net.to(memory_format=torch.channels_last)) if cfg.compile else net
+    optimizer = AdamW([*net.parameters(), *loss.parameters()], lr=1e-4, fused=True)
+    side, batch = cfg.dataset.images.crop, cfg.data.batch_size
+    images = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
+    labels = torch.randint(num_classes, (batch,), device=device)
+    half = str(cfg.trainer.precision) == "bf16-mixed"
+
+    def train_step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            value = loss(embed(images), labels)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    @torch.no_grad()
+    def eval_step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            embed(images)
+
+    calls = 20 if device.type == "cuda" else 2
+    rates = {}
+    for name, step in (("train", train_step), ("eval", eval_step)):
+        net.train(name == "train")
+        seconds_per_call(step, device, calls)
+        seconds = sorted(seconds_per_call(step, device, calls) for _ in range(5))[2]
+        rates[name] = batch / seconds
+    return rates
+
+
+def main(overrides: list[str], output: Path) -> None:
+    """Train, time the ceiling, print one row."""
+    entry.register_plugins()
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        cfg = compose("train", overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(cfg, Path(folder) / "run")
+    device = torch.device("cpu" if result["device"].startswith("cpu") else "cuda")
+    limit = ceiling(cfg, result["num_train_classes"], device)
+    row = {
+        "network": cfg.backbone.name,
+        "precision": str(cfg.trainer.precision),
+        "compiled": cfg.compile,
+        "batch": cfg.data.batch_size,
+        "loading": f"{result['loading']['decode']}/{result['loading']['cache']}",
+        "train_per_s": result["train_images_per_second"],
+        "train_ceiling": limit["train"],
+        "train_share": result["train_images_per_second"] / limit["train"],
+        "eval_per_s": result["eval_images_per_second"],
+        "eval_ceiling": limit["eval"],
+        "eval_share": result["eval_images_per_second"] / limit["eval"],
+        "s_per_epoch": result["seconds_per_epoch"],
+        "best_recall_at_1": 100 * next(iter(result["best"]["recall"].values())),
+        "start_s": result["startup_seconds"]["total"],
+    }
+    report("End-to-end training against the network alone", [row], output, where_it_ran(device))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], HERE / "results" / "throughput.jsonl")
