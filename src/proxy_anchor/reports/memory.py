@@ -15,6 +15,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 def reset_peak_memory(device: torch.device) -> None:
     """Start counting anew. On a CPU this needs Linux; elsewhere the peak is that of the process so far."""
     if device.type == "cuda":
+        torch.cuda.init()  # a card that nothing has used yet has no statistics, which is an error
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with suppress(OSError):
