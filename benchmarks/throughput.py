@@ -3,7 +3,8 @@
     python benchmarks/throughput.py dataset=cars dataset.root=DIR speed=fast
 
 Trains with `src/train.py`'s own code and the given overrides, then times the same network, loss and optimizer, in the same
-precision and compiled alike, on one batch that stays on the device: the ceiling. Appends a row to results/throughput.jsonl.
+precision and compiled alike, on one batch that stays on the device: the ceiling. Appends a row to throughput.jsonl in
+benchmarks/results, or in the folder that `+output=DIR` names.
 """
 
 from __future__ import annotations
@@ -70,8 +71,11 @@ def ceiling(cfg: DictConfig, num_classes: int, device: torch.device) -> dict[str
     return rates
 
 
-def main(overrides: list[str], output: Path) -> None:
+def main(overrides: list[str]) -> None:
     """Train, time the ceiling, print one row."""
+    folders = [each.removeprefix("+output=") for each in overrides if each.startswith("+output=")]
+    output = Path(folders[-1]) if folders else HERE / "results"
+    overrides = [each for each in overrides if not each.startswith("+output=")]
     entry.register_plugins()
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         cfg = compose("train", overrides)
@@ -95,8 +99,8 @@ def main(overrides: list[str], output: Path) -> None:
         "best_recall_at_1": 100 * next(iter(result["best"]["recall"].values())),
         "start_s": result["startup_seconds"]["total"],
     }
-    report("End-to-end training against the network alone", [row], output, where_it_ran(device))
+    report("End-to-end training against the network alone", [row], output / "throughput.jsonl", where_it_ran(device))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], HERE / "results" / "throughput.jsonl")
+    main(sys.argv[1:])

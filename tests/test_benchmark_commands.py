@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import REPOSITORY
+from cli import REPOSITORY, TINY_GLYPHS
 
 FOLDER = REPOSITORY / "benchmarks"
 
@@ -62,3 +62,26 @@ def test_rounds_are_interleaved(common) -> None:
 
 def test_ratio_is_taken_within_each_round(common) -> None:
     assert common.median_ratio([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == 2.0
+
+
+def test_search_compares_engines_that_agree(tmp_path: Path) -> None:
+    output = run_benchmark("search.py", "--quick", "--device", "cpu", "--output", "results", cwd=tmp_path)
+    assert re.search(r"bare product +\d+\.\d+ +1\.00", output)
+    rows = [json.loads(line) for line in (tmp_path / "results" / "search.jsonl").read_text().splitlines()]
+    assert {"bare product", "torch"} <= {row["engine"] for row in rows}
+
+
+def test_startup_times_commands(tmp_path: Path) -> None:
+    run_benchmark("startup.py", "--quick", "--output", "results", cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "results" / "startup.jsonl").read_text().splitlines()]
+    assert [row["command"] for row in rows] == ["import torch", "import proxy_anchor", "train.py --help"]
+    assert rows[1]["seconds"] < rows[0]["seconds"]  # the package imports nothing heavy before it is used
+
+
+def test_throughput_is_a_share_of_the_network_alone(tmp_path: Path) -> None:
+    arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
+    output = run_benchmark("throughput.py", *arguments, f"+output={tmp_path / 'results'}", cwd=tmp_path)
+    [row] = [json.loads(line) for line in (tmp_path / "results" / "throughput.jsonl").read_text().splitlines()]
+    assert row["loading"] == "cpu/none"
+    assert row["train_share"] == pytest.approx(row["train_per_s"] / row["train_ceiling"])
+    assert "train_share" in output

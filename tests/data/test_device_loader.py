@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -62,18 +65,54 @@ def test_resampling_is_pillows_to_one_level() -> None:
             assert (made.int() - expected.int()).abs().max() <= 1
 
 
+_INTERPRETED = """
+import sys
+import numpy as np, torch
+from proxy_anchor.data.resample import _resample_one_by_one
+from proxy_anchor.data.resample_kernel import resample_kernel
+values, windows, side = torch.load(sys.argv[1])
+out = torch.empty(len(windows), side, side, 3, dtype=torch.uint8)
+resample_kernel[(len(windows), -(-side * side // 256))](values, windows, out, side, 256)
+difference = (out.permute(0, 3, 1, 2).int() - _resample_one_by_one(values, windows, side).int()).abs()
+print(int(difference.max()), float((difference > 0).float().mean()))
+"""
+
+
+def test_the_kernel_in_tritons_interpreter_equals_torchvision_to_one_level(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    images = [photograph(width, height, width) for width, height in [(90, 70), (120, 33), (31, 64)]]
+    values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
+    torch.save((values, _windows(images, RandomCrops(24), 6), 24), tmp_path / "case.pt")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _INTERPRETED, str(tmp_path / "case.pt")],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    most, share = map(float, done.stdout.split())
+    assert most <= 1
+    assert share < 0.25
+
+
+def _windows(images: list[Image.Image], crops: RandomCrops, count: int) -> Tensor:
+    """(count, 5): random windows of images that lie behind one another."""
+    sizes = np.array([(image.height, image.width) for image in images])
+    starts = 3 * (sizes.prod(1).cumsum() - sizes.prod(1))
+    rows = np.arange(count) % len(images)
+    top, left, height, width, mirror = crops.boxes(0, np.arange(count), sizes[rows, 0], sizes[rows, 1]).T
+    start = starts[rows] + 3 * (top * sizes[rows, 1] + left)
+    return torch.from_numpy(np.stack([start, sizes[rows, 1], height, width, mirror], 1))
+
+
 @needs_cuda
 @pytest.mark.parametrize("side", [32, 224])
 def test_the_kernel_equals_torchvision_to_one_level(side: int) -> None:
     images = [photograph(width, height, width) for width, height in [(90, 70), (500, 333), (31, 640), (224, 224)]]
     values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
-    sizes = np.array([(image.height, image.width) for image in images])
-    starts = 3 * (sizes.prod(1).cumsum() - sizes.prod(1))
-    rows = np.arange(400) % 4
-    boxes = RandomCrops(side).boxes(0, np.arange(400), sizes[rows, 0], sizes[rows, 1])
-    top, left, height, width, mirror = boxes.T
-    windows = np.stack([starts[rows] + 3 * (top * sizes[rows, 1] + left), sizes[rows, 1], height, width, mirror], 1)
-    windows = torch.from_numpy(windows)
+    windows = _windows(images, RandomCrops(side), 400)
     slow = resample(values, windows, side).int()
     fast = resample(values.cuda(), windows.cuda(), side).cpu().int()
     assert (fast - slow).abs().max() <= 1
@@ -231,8 +270,6 @@ def test_what_does_not_fit_is_refused_or_decoded_anew(table: ImageTable, monkeyp
 
 
 def test_resampling_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     resample_module._kernel.cache_clear()
     monkeypatch.setitem(sys.modules, "proxy_anchor.data.resample_kernel", None)
     assert resample_module._kernel() is None
