@@ -31,6 +31,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from proxy_anchor.allocator import keep_freed_memory
 from proxy_anchor.errors import UsageError, did_you_mean
 from proxy_anchor.reports.files import read_result
 from proxy_anchor.reports.tables import format_table
@@ -141,6 +142,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
     register_plugins()
     _quieten()
+    keep_freed_memory()
     failures: list[BaseException] = []
 
     def job(cfg: DictConfig) -> Any:

@@ -85,3 +85,11 @@ def test_throughput_is_a_share_of_the_network_alone(tmp_path: Path) -> None:
     assert row["loading"] == "cpu/none"
     assert row["train_share"] == pytest.approx(row["train_per_s"] / row["train_ceiling"])
     assert "train_share" in output
+
+
+def test_allocator_compares_two_processes(tmp_path: Path) -> None:
+    arguments = ("--quick", "--backbone", "test_resnet", "--output", "results")
+    run_benchmark("allocator.py", *arguments, cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "results" / "allocator.jsonl").read_text().splitlines()]
+    assert [row["direction"] for row in rows] == ["evaluating", "training"]
+    assert all(row["speed_up"] > 0 for row in rows)
