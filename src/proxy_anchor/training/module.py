@@ -16,6 +16,7 @@ from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.compile import CompiledNet
+from proxy_anchor.training.gather import gather_batch
 from proxy_anchor.training.guard import FiniteGuard
 from proxy_anchor.training.optim import (
     OptimizerSettings,
@@ -72,9 +73,10 @@ class MetricLearner(pl.LightningModule):
             self.log("train/images_seen", share_seen(order, self.current_epoch))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Images in, embeddings out, loss, log."""
+        """Images in, embeddings out, loss of the batch of all devices, log."""
         images, labels, _ = batch
-        loss = self.loss(self(images), labels)
+        embeddings, labels = gather_batch(self(images), labels)
+        loss = self.loss(embeddings, labels)
         self._losses.watch(loss)
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(labels))
         return loss
