@@ -17,6 +17,7 @@ from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits
 from proxy_anchor.losses.adapter import PMLLoss
+from proxy_anchor.losses.sharded import ShardedProxyAnchorLoss
 from proxy_anchor.training import module
 from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.optim import OptimizerSettings
@@ -29,8 +30,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "frozen": {"batch_norm": "frozen"},
     "p_x_k": {"loss": "triplet", "data": {"images_per_class": 2}},
     "clipped_values": {"trainer": {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}},
-    "clipped_norm": {"trainer": {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "norm"}},
+    "clipped_norm": {"trainer": {"gradient_clip_val": 2, "gradient_clip_algorithm": "norm"}},
     "accumulated": {"trainer": {"accumulate_grad_batches": 2}},
+    "sharded": {"loss": "sharded", "trainer": {"gradient_clip_val": 10, "gradient_clip_algorithm": "value"}},
     "local_losses": {"local": True},  # what must not be: each process has the loss of its own part
 }
 PARTS = {"backbone": "net.backbone.", "head": "net.head.", "proxies": "loss."}
@@ -46,6 +48,8 @@ class SGDLearner(MetricLearner):
 def make_loss(name: str) -> nn.Module:
     if name == "proxy_anchor":
         return ProxyAnchorLoss(3, 8, alpha=8)
+    if name == "sharded":
+        return ShardedProxyAnchorLoss(3, 8, alpha=8)
     return PMLLoss(3, 8, TripletMarginLoss, TripletMarginMiner(margin=0.5, type_of_triplets="all"))
 
 
@@ -81,7 +85,7 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
         }
         | run.get("trainer", {})
     )
-    before = {key: value.clone() for key, value in learner.state_dict().items()}
+    before = snapshot(learner)
     gather = module.gather_batch
     if run.get("local"):
         module.gather_batch = lambda embeddings, labels: (embeddings, labels)
@@ -91,12 +95,20 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
         module.gather_batch = gather
     return {
         "before": before,
-        "after": learner.state_dict(),
+        "after": snapshot(learner),
         "steps": trainer.global_step,
         "losses": [each.train_loss for each in recall.history],
         "recall": [each.recall for each in recall.history],
         "embeddings": recall.selected_embeddings,
     }
+
+
+def snapshot(learner: MetricLearner) -> dict[str, Tensor]:
+    """A copy of the state dict, with the proxies of all processes."""
+    state = {key: value.clone() for key, value in learner.state_dict().items()}
+    if isinstance(learner.loss, ShardedProxyAnchorLoss):
+        state["loss.proxies"] = learner.loss.gather_proxies()
+    return state
 
 
 def train_all(splits: Splits, world_size: int, folder: Path) -> dict[str, dict[str, Any]]:

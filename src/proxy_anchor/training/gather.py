@@ -35,7 +35,7 @@ def gather_batch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _gather(rows: Tensor) -> Tensor:
     rows = rows.contiguous()
     everyone = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
-    dist.all_gather_into_tensor(everyone, rows)
+    dist.all_gather(list(everyone.chunk(world_size())), rows)
     return everyone
 
 

@@ -14,6 +14,7 @@ from proxy_anchor.data.sampling import PKBatches, share_seen
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
+from proxy_anchor.losses.sharded import ShardedProxyAnchorLoss, ignored_by_ddp
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.compile import CompiledNet
 from proxy_anchor.training.gather import gather_batch
@@ -56,8 +57,9 @@ class MetricLearner(pl.LightningModule):
         super().__init__()
         self.settings = optimizer or OptimizerSettings()
         self.net, self.loss = net, loss
-        if isinstance(loss, (ProxyAnchorLoss, MetricLoss)):
+        if isinstance(loss, (ProxyAnchorLoss, ShardedProxyAnchorLoss, MetricLoss)):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
+        self._ddp_params_and_buffers_to_ignore = ignored_by_ddp(self)  # each process has proxies of its own there
         self.metadata = metadata or {}
         self.compiled = CompiledNet(net.to(memory_format=torch.channels_last)) if compile else None
         self._losses, self._gradients = FiniteGuard(), FiniteGuard()
@@ -132,6 +134,11 @@ class MetricLearner(pl.LightningModule):
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip as the trainer would, which refuses fused optimizers for fear of a loss scaler."""
+        if gradient_clip_val is not None and gradient_clip_algorithm != "value" and ignored_by_ddp(self):
+            raise UsageError(
+                "trainer.gradient_clip_algorithm: with proxies divided over processes no process knows the norm of the whole "
+                "gradient; use value."
+            )
         if gradient_clip_val is None or not optimizer.defaults.get("fused"):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return

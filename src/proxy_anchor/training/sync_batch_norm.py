@@ -21,8 +21,13 @@ class SyncBatchNorms(TorchSyncBatchNorm):
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Exchange the layers; parameters and statistics stay the same tensors."""
-        trains = getattr(getattr(model, "net", None), "batch_norm", "train") == "train"
-        if not trains or not dist.is_initialized() or "nccl" not in dist.get_backend():
+        if getattr(getattr(model, "net", None), "batch_norm", "train") != "train" or not dist.is_initialized():
+            return model
+        if "nccl" not in dist.get_backend():
+            if dist.get_rank() == 0:
+                print(
+                    "note: on CPUs batch norm trains on each process's part of the batch, not on all of it.", flush=True
+                )
             return model
         return self.exchange(model)
 
