@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 import timm
 import torch
 import yaml
-from cli import TINY_GLYPHS, run_entry, run_ok
+from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+from processes import free_port
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.training.processes import RankError, run_ranks
 
+TRAIN = str(REPOSITORY / "src" / "train.py")
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.strategy=ddp", "trainer.enable_progress_bar=false"]
 
 
@@ -52,6 +55,28 @@ def test_a_sweep_runs_its_jobs_one_after_another_and_outlives_a_failed_one(tmp_p
     assert results == [False, True], done.stderr
     assert done.stderr.count("error: a gradient is not finite") == 1
     assert "gradient is not finite" in done.stdout.splitlines()[-2]  # in the table, above the job that went well
+
+
+def test_two_launchers_are_two_nodes(tmp_path: Path) -> None:
+    options = [*TINY_GLYPHS, *TWO, "trainer.devices=1", "trainer.num_nodes=2"]
+    place = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *place]
+    nodes = [
+        subprocess.Popen(
+            [*torchrun, f"--node-rank={node}", TRAIN, *options, "run=x"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in (0, 1)
+    ]
+    output, silent = (node.communicate(timeout=120)[0] for node in nodes)
+    assert [node.returncode for node in nodes] == [0, 0], output + silent
+    assert "epoch 1/1:" in output
+    assert "epoch 1/1:" not in silent
+    assert json.loads((tmp_path / "runs" / "x" / "result.json").read_text())["num_devices"] == 2
 
 
 def test_what_cannot_be_divided_or_found_is_refused_once_and_leaves_nothing(tmp_path: Path) -> None:

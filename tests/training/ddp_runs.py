@@ -22,6 +22,7 @@ from proxy_anchor.training import module
 from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.optim import OptimizerSettings
 from proxy_anchor.training.recall_callback import RecallCallback
+from proxy_anchor.training.sync_batch_norm import SyncBatchNorms
 
 # Each: arguments of the network, loss, data, optimizer settings and trainer that differ from the plain run.
 RUNS: dict[str, dict[str, Any]] = {
@@ -56,6 +57,7 @@ def make_loss(name: str) -> nn.Module:
 def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
     """State dict before and after 2 epochs of 2 steps, the losses that were logged, and every evaluation's Recall."""
     warnings.simplefilter("ignore")
+    torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     net = EmbeddingNet(
         "test_resnet", 8, pretrained=False, image_size=32, batch_norm=run.get("batch_norm", "frozen_statistics")
@@ -71,7 +73,8 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
     trainer = pl.Trainer(
         **{
             "max_epochs": 2,
-            "accelerator": "cpu",
+            "accelerator": run.get("accelerator", "cpu"),
+            "plugins": [SyncBatchNorms()],
             "devices": world_size,
             "strategy": "ddp" if world_size > 1 else "auto",
             "callbacks": [recall],
@@ -109,6 +112,11 @@ def snapshot(learner: MetricLearner) -> dict[str, Tensor]:
     if isinstance(learner.loss, ShardedProxyAnchorLoss):
         state["loss.proxies"] = learner.loss.gather_proxies()
     return state
+
+
+def train_synchronised(splits: Splits, world_size: int, folder: Path) -> dict[str, Any]:
+    result = train(splits, world_size, folder, {"batch_norm": "train", "accelerator": "gpu"})
+    return {key: {k: v.cpu() for k, v in result[key].items()} for key in ("before", "after")}
 
 
 def train_all(splits: Splits, world_size: int, folder: Path) -> dict[str, dict[str, Any]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from ddp_runs import PARTS, RUNS, part, run_processes, train_all
+from ddp_runs import PARTS, RUNS, part, run_processes, train_all, train_synchronised
 from pictures import write_noise_images
 
 from proxy_anchor.data.table import Splits, make_tables
@@ -12,12 +14,17 @@ from proxy_anchor.data.table import Splits, make_tables
 EQUAL = [name for name in RUNS if name != "local_losses"]
 
 
+def make_splits(folder: Path) -> Splits:
+    """14 training images, which batches of 6 do not divide, and 33 to search."""
+    rows = write_noise_images(folder, {"a": 5, "b": 5, "c": 4, "x": 11, "y": 11, "z": 11})
+    return Splits("tiny", make_tables(rows[:14])[0], make_tables(rows[14:])[0])
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list[dict]]:
-    """(one process, [rank 0, rank 1]) of every run: 14 training images in batches of 6, 33 to search."""
+    """(one process, [rank 0, rank 1]) of every run."""
     folder = tmp_path_factory.mktemp("ddp")
-    rows = write_noise_images(folder, {"a": 5, "b": 5, "c": 4, "x": 11, "y": 11, "z": 11})
-    splits = Splits("tiny", make_tables(rows[:14])[0], make_tables(rows[14:])[0])
+    splits = make_splits(folder)
     return train_all(splits, 1, folder), run_processes(train_all, splits, 2, folder, world_size=2, folder=folder)
 
 
@@ -63,3 +70,14 @@ def test_recall_of_33_images_is_that_of_one_process(results: tuple[dict, list[di
 def test_each_run_is_another_training(results: tuple[dict, list[dict]], name: str) -> None:
     plain, other = results[0]["plain"], results[0][name]
     assert (part(plain["after"], "backbone") - part(other["after"], "backbone")).abs().max() > 1e-4
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch synchronises batch norm on GPUs only; needs two")
+def test_batch_norm_that_trains_counts_over_both_gpus(tmp_path: Path) -> None:
+    splits = make_splits(tmp_path)
+    single = train_synchronised(splits, 1, tmp_path)
+    ranks = run_processes(train_synchronised, splits, 2, tmp_path, world_size=2, folder=tmp_path)
+    for which in PARTS:
+        assert (part(single["after"], which) - part(single["before"], which)).abs().max() > 5e-4, which
+        for rank in ranks:
+            torch.testing.assert_close(part(rank["after"], which), part(single["after"], which), rtol=1e-5, atol=1e-5)
