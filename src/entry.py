@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import hydra
@@ -35,9 +36,11 @@ from proxy_anchor.allocator import keep_freed_memory
 from proxy_anchor.errors import UsageError, did_you_mean
 from proxy_anchor.reports.files import read_result
 from proxy_anchor.reports.tables import format_table
+from proxy_anchor.training.processes import RankError, leave_error, rank, run_ranks
 
 STARTED = time.monotonic()  # the command, but for the interpreter and the imports above
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
+JOB_FILE, JOB_FOLDER = "PROXY_ANCHOR_JOB_FILE", "PROXY_ANCHOR_JOB_FOLDER"  # what `run_as_ranks` hands on
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 
 
@@ -137,12 +140,27 @@ class SweepTable(Callback):
             cls.rows.clear()
 
 
+def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> None:
+    """This command with this configuration as several processes that train together, in one folder.
+
+    The processes take the configuration from a file instead of composing it: theirs is this job's, also in a sweep, and
+    has the same time in the name of its run. Raises UsageError or RankError when one of them fails.
+    """
+    with TemporaryDirectory() as place:
+        file = Path(place) / "job.yaml"
+        OmegaConf.save(cfg, file, resolve=True)
+        run_ranks([sys.executable, sys.argv[0]], num_ranks, {JOB_FILE: str(file), JOB_FOLDER: str(folder)})
+
+
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
     register_plugins()
     _quieten()
     keep_freed_memory()
+    if rank() > 0:  # the first process speaks for all
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
+        warnings.filterwarnings("ignore")
     failures: list[BaseException] = []
 
     def job(cfg: DictConfig) -> Any:
@@ -157,7 +175,15 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             failures.append(error)
 
     try:
-        hydra.main(version_base="1.3", config_path=CONF, config_name=config_name)(job)()
+        if JOB_FILE in os.environ:
+            handed_on = OmegaConf.load(os.environ[JOB_FILE])
+            assert isinstance(handed_on, DictConfig)
+            main(handed_on)
+        else:
+            hydra.main(version_base="1.3", config_path=CONF, config_name=config_name)(job)()
+    except RankError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except USER_ERRORS as error:
         failures.append(error)
     except ValueError as error:
@@ -173,14 +199,19 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     finally:
         SweepTable.print()
     if failures:
-        print(f"error: {one_line(failures[0])}", file=sys.stderr)
+        if not leave_error(one_line(failures[0])):
+            print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
         sys.exit(2)
 
 
 def _quieten() -> None:
     """Leave Lightning's warnings, but not its start-up lines nor those about our own way of using a run folder."""
     # The packages set the levels of their own root loggers when they are imported, later than this.
-    for name in ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero"):
+    for name in (
+        "pytorch_lightning.utilities.rank_zero",
+        "lightning_fabric.utilities.rank_zero",
+        "lightning_fabric.utilities.distributed",
+    ):
         logging.getLogger(name).setLevel(logging.WARNING)
     for text in (
         r"Experiment logs directory .* exists",
@@ -190,6 +221,7 @@ def _quieten() -> None:
         r"Loading `train_dataloader` to estimate",
         r"The number of training batches .* is smaller than the logging interval",
         r"The '\w+_dataloader' does not have many workers",
+        r"It is recommended to use `self\.log\(.*sync_dist=True",  # what is logged is the same on every process
     ):
         warnings.filterwarnings("ignore", message=text)
 
@@ -249,4 +281,6 @@ def _unknown_choice(group: str, name: str) -> str:
 
 def output_folder() -> Path:
     """The folder that Hydra made for this run."""
+    if JOB_FOLDER in os.environ:
+        return Path(os.environ[JOB_FOLDER])
     return Path(HydraConfig.get().runtime.output_dir)

@@ -6,14 +6,17 @@ stand inside the functions that need them, so that errors come at once.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
+from proxy_anchor.training.processes import rank
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -80,17 +83,66 @@ def progress_bars(cfg: DictConfig) -> list[pl.Callback]:
     return [TQDMProgressBar(refresh_rate=20 if on_gpu else 1)] if cfg.trainer.enable_progress_bar else []
 
 
-def require_one_device(trainer: pl.Trainer) -> None:
-    """Refuse several devices: losses averaged over shards would be another function than the loss of the batch."""
-    if trainer.world_size > 1:
+def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
+    """How many processes of this host the command has to become; 1 if it trains alone, or is one of several already.
+
+    Where it is more, everything that can refuse the configuration has been asked, so that it is said once.
+    """
+    if "LOCAL_RANK" in os.environ or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
+        return 1
+    from hydra.utils import instantiate
+
+    make_paths_absolute(cfg)
+    check_config(cfg)
+    require_new(folder)
+    try:
+        trainer = instantiate(cfg.trainer, logger=False, enable_checkpointing=False, default_root_dir=folder)
+    except InstantiationException as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise UsageError(f"trainer.devices={cfg.trainer.devices} is not possible here: {reason}") from error
+    _check_strategy(cfg, trainer)
+    if trainer.world_size == 1 or trainer.strategy.cluster_environment.creates_processes_externally:
+        return 1
+    if trainer.num_nodes > 1:
         raise UsageError(
-            f"trainer.devices: this version trains on one device, not {trainer.world_size}; use devices=1."
+            f"trainer.num_nodes={trainer.num_nodes}: start it on every node by torchrun or SLURM, see docs/scale.md."
         )
+    return trainer.num_devices
+
+
+def check_processes(cfg: DictConfig, trainer: pl.Trainer) -> None:
+    """Refuse processes that cannot train together as one would."""
+    _check_strategy(cfg, trainer)
+    if trainer.world_size == 1:
+        return
+    if not trainer.strategy.cluster_environment.creates_processes_externally:  # type: ignore[attr-defined]
+        raise UsageError(
+            f"trainer.devices={cfg.trainer.devices}: several devices are for the command `python src/train.py`, which "
+            "starts a process for each; use devices=1 here."
+        )
+    # Other launchers compose the configuration once per process, each with the time of its own start.
+    if HydraConfig.initialized() and not any(each.startswith("run=") for each in HydraConfig.get().overrides.task):
+        raise UsageError("run is needed where processes are started from outside: add run=NAME, for their one folder.")
+
+
+def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
+    from pytorch_lightning.strategies import DDPStrategy
+
+    from proxy_anchor.data.sampling import check_divisible
+
+    if trainer.world_size == 1:
+        return
+    strategy = trainer.strategy
+    if type(strategy) is not DDPStrategy or strategy._start_method != "popen":
+        raise UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
+    if cfg.trainer.use_distributed_sampler:
+        raise UsageError("trainer.use_distributed_sampler=true would replace the order of the batches: leave it out.")
+    check_divisible(cfg.data.batch_size, trainer.world_size)
 
 
 def require_new(folder: Path) -> None:
-    """Refuse a run folder that holds another run: their files would be mixed."""
-    if any(folder.glob("*")):
+    """Refuse a run folder that holds another run: their files would be mixed. The first process looks, for all."""
+    if rank() == 0 and any(folder.glob("*")):
         raise UsageError(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
 
 
@@ -121,6 +173,10 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
             job.run = f"{cfg.run}/{loss}/seed{seed}"
             make_paths_absolute(job)
             check_config(job)
+            if job.trainer.devices != 1:
+                raise UsageError(
+                    f"trainer.devices={job.trainer.devices}: a comparison trains on one device; use devices=1."
+                )
             jobs[loss, seed] = job
     return jobs
 

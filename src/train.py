@@ -9,7 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import entry
 import settings
-from proxy_anchor.reports.files import RESULT_FILE, write_json
+from folds import cross_validate
+from proxy_anchor.reports.files import RESULT_FILE, read_result, write_json
 
 
 def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.training.optim import OptimizerSettings
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
     from proxy_anchor.training.startup import Startup
+    from proxy_anchor.training.sync_batch_norm import SyncBatchNorms
 
     # Everything that can refuse the configuration comes before the data.
     settings.make_paths_absolute(cfg)
@@ -40,10 +42,10 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         cfg.trainer,
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
         callbacks=[startup, recall, *run_checkpoints(folder, recall.monitor), *settings.progress_bars(cfg)],
-        plugins=[BackgroundWriter()],
+        plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )
-    settings.require_one_device(trainer)
+    settings.check_processes(cfg, trainer)
     reset_peak_memory(trainer.strategy.root_device)
     net = EmbeddingNet(
         cfg.backbone.name,
@@ -62,37 +64,31 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     print(data.describe(), settings.describe_training(cfg), sep="\n", flush=True)
     trainer.validate(learner, data, verbose=False)
-    OmegaConf.save(cfg, folder / "config.yaml", resolve=True)  # not earlier: a refused run leaves nothing
+    if trainer.is_global_zero:
+        OmegaConf.save(cfg, folder / "config.yaml", resolve=True)  # not earlier: a refused run leaves nothing
     print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
     trainer.fit(learner, data)
 
     result = make_result(recall, data, trainer, startup.seconds)
-    write_json(folder / RESULT_FILE, result)
-    retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
-    write_model_card(folder, learner.metadata["config"], result, data.describe())
-    print(summary(result, folder), flush=True)
+    if trainer.is_global_zero:
+        retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
+        write_model_card(folder, learner.metadata["config"], result, data.describe())
+        write_json(folder / RESULT_FILE, result)
+        print(summary(result, folder), flush=True)
     return result
-
-
-def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
-    """One run per fold, each in its own folder, and their mean."""
-    from proxy_anchor.reports.run import fold_summary, format_folds
-
-    settings.require_new(folder)
-    results = []
-    for fold in range(settings.num_folds(cfg)):
-        cfg.validation.fold = fold
-        results.append(train(cfg, folder / f"fold{fold}"))
-    combined = fold_summary(results)
-    write_json(folder / RESULT_FILE, combined)
-    print(format_folds(combined))
-    return combined
 
 
 def main(cfg: DictConfig) -> float:
     """Train, and hand the smallest K's Recall that selected the epoch to a sweep (held-out classes, folds, or test)."""
-    all_folds = cfg.validation.name == "folds" and cfg.validation.fold is None
-    selected = (cross_validate if all_folds else train)(cfg, entry.output_folder())["selected"]
+    folder = entry.output_folder()
+    if (num_ranks := settings.ranks_to_start(cfg, folder)) > 1:
+        entry.run_as_ranks(cfg, folder, num_ranks)
+        result = read_result(folder) or {}
+    elif cfg.validation.name == "folds" and cfg.validation.fold is None:
+        result = cross_validate(train, cfg, folder)
+    else:
+        result = train(cfg, folder)
+    selected = result["selected"]
     return next(iter((selected.get("validation") or selected["recall"]).values()))
 
 

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from proxy_anchor.data.datamodule import ImageDataModule
-from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, mix, share_seen
+from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, mix, share_seen
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
@@ -206,3 +206,22 @@ def test_data_module_takes_pk_batches_and_says_so(make_data):
     labels = [batch[1] for batch in data.train_dataloader()]
     assert len(labels) == 3
     assert all((each.bincount() == 2).sum() == 2 for each in labels)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("num_images", "batch_size"), [(33, 5), (33, 180), (4, 4), (100, 7), (9, 1)])
+def test_evaluation_shares_are_all_images_once_in_whole_batches(
+    num_images: int, batch_size: int, world_size: int
+) -> None:
+    shares = [evaluation_share(num_images, batch_size, rank, world_size) for rank in range(world_size)]
+    assert [index for rows, _ in shares for index in rows] == list(range(num_images))
+    sizes = {size for _, size in shares}
+    assert len(sizes) == 1
+    assert all(len(rows) >= 1 and rows.start % size == 0 for rows, size in shares)
+    if num_images >= world_size * batch_size:
+        assert sizes == {batch_size}  # as in one process, whose embeddings they then are to the last bit
+
+
+def test_more_devices_than_images_to_evaluate_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"3 images cannot be evaluated on 4 devices: set trainer\.devices=3"):
+        evaluation_share(3, 8, 0, 4)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from proxy_anchor.data.crops import CentralCrop, RandomCrops
 from proxy_anchor.data.device_loader import CroppedBatches, StoredBatches
@@ -26,7 +26,7 @@ from proxy_anchor.data.pixels import (
     free_memory,
     kept_sizes,
 )
-from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, share_seen
+from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
 
@@ -36,8 +36,9 @@ _SHARE = 0.5  # of free memory that pixels may take: the rest is the network's, 
 
 
 def _num_cores() -> int:
-    """The cores that this process may use; where the system does not tell (macOS, Windows), all of them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores for this process: those that it may use, or all (macOS, Windows), divided among a host's ranks."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -45,12 +46,13 @@ class ImageDataModule(pl.LightningDataModule):
 
     Batches are (images uint8 (B, 3, crop, crop), labels (B,), dataset indices (B,)). Training batches are shuffled and
     the last short one is dropped; evaluation keeps order and drops nothing. Order and crops are the same however the
-    images are decoded and by however many processes.
+    images are decoded and by however many processes. On several devices each takes its part of every training batch, and
+    its share of the evaluated images: none twice.
 
     Args:
         splits: what to train on and what to search.
         batch_size: training images per step, over all devices.
-        eval_batch_size: images per evaluation step (default: batch_size).
+        eval_batch_size: images per evaluation step and device (default: batch_size).
         images_per_class: K of P x K batches (see `PKBatches`); None shuffles.
         seed: of the training order and crops, which depend on nothing but it and the epoch.
         num_workers: decoding processes; None takes the cores of this process, at most 16.
@@ -232,23 +234,31 @@ class ImageDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """Full batches in the order of this epoch, shuffled or P x K."""
-        images, order = self.train_images, self.make_order()
+        images, order = self.train_images, self.make_order(*self._place)
         if self.loading is not None and self.loading["decode"] == "gpu":
             assert images.pixels is not None
             return CroppedBatches(images.pixels, images.labels, self.train_crops, order, self._device)
         return self._loader(images, batch_sampler=order)
 
     def val_dataloader(self) -> list[Any]:
-        """One loader per entry of `eval_roles`, in table order."""
+        """One loader per entry of `eval_roles`, over this process's share in table order."""
+        shares = [evaluation_share(len(images), self.eval_batch_size, *self._place) for images in self.eval_images]
         if self._eval_pixels:
-            pairs = zip(self._eval_pixels, self.eval_images, strict=True)
-            return [StoredBatches(kept, each.labels, self.eval_batch_size, self._device) for kept, each in pairs]
-        return [self._loader(images, batch_size=self.eval_batch_size) for images in self.eval_images]
+            stored = zip(self._eval_pixels, self.eval_images, shares, strict=True)
+            return [StoredBatches(kept, each.labels, size, self._device, rows) for kept, each, (rows, size) in stored]
+        pairs = zip(self.eval_images, shares, strict=True)
+        return [self._loader(images, rows, batch_size=size) for images, (rows, size) in pairs]
 
-    def _loader(self, images: ImageDataset, **batches: Any) -> DataLoader:
+    @property
+    def _place(self) -> tuple[int, int]:
+        """(rank, number of processes)."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def _loader(self, images: ImageDataset, rows: range | None = None, **batches: Any) -> DataLoader:
         mapped = images.pixels is not None and self.num_workers > 0
+        share: Dataset = images if rows is None or len(rows) == len(images) else Subset(images, rows)
         return DataLoader(
-            images,
+            share,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,

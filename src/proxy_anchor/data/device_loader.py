@@ -106,22 +106,26 @@ class CroppedBatches:
 class StoredBatches:
     """Evaluation batches: slices of images that are stored as the network sees them, in table order.
 
-    pixels: images of one size, on `device` or in host memory. labels: (N,) int64.
+    pixels: images of one size, on `device` or in host memory. labels: (N,) int64. rows: the images to go through, in one
+    piece; None: all.
     """
 
-    def __init__(self, pixels: Pixels, labels: Tensor, batch_size: int, device: torch.device) -> None:
+    def __init__(
+        self, pixels: Pixels, labels: Tensor, batch_size: int, device: torch.device, rows: range | None = None
+    ) -> None:
         height, width = pixels.sizes[0].tolist()
         self.images = pixels.values.view(-1, height, width, 3).permute(0, 3, 1, 2)  # channels-last
         self.labels = labels.to(device)
         self.indices = torch.arange(len(pixels), device=device)
+        self.rows = range(len(pixels)) if rows is None else rows
         self.batch_size, self.device = batch_size, device
 
     def __len__(self) -> int:
-        return -(-len(self.indices) // self.batch_size)
+        return -(-len(self.rows) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self.indices), self.batch_size):
-            rows = slice(start, start + self.batch_size)
+        for start in self.rows[:: self.batch_size]:
+            rows = slice(start, min(start + self.batch_size, self.rows.stop))
             images = self.images[rows]
             if images.device != self.device:
                 images = images.pin_memory().to(self.device, non_blocking=True)

@@ -39,12 +39,7 @@ class ShuffledBatches(Sampler[list[int]]):
                 f"data.batch_size={batch_size} is larger than the {num_images} training images: no batch would be full. "
                 f"Set data.batch_size={num_images} or less."
             )
-        if batch_size % world_size:
-            nearest = max(1, round(batch_size / world_size)) * world_size
-            raise UsageError(
-                f"data.batch_size={batch_size} is the batch over all devices and cannot be divided over {world_size}: set "
-                f"data.batch_size={nearest}."
-            )
+        check_divisible(batch_size, world_size)
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
@@ -144,6 +139,32 @@ class PKBatches(ShuffledBatches):
             groups[-1] = shuffled[positions]
         # `pop` takes the last, which would always be the one filled up.
         return [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
+
+
+def check_divisible(batch_size: int, world_size: int) -> None:
+    """Raise UsageError when a batch cannot be divided over the processes, naming the nearest that can."""
+    if batch_size % world_size:
+        nearest = max(1, round(batch_size / world_size)) * world_size
+        raise UsageError(
+            f"data.batch_size={batch_size} is the batch over all devices and cannot be divided over {world_size}: set "
+            f"data.batch_size={nearest}."
+        )
+
+
+def evaluation_share(num_images: int, batch_size: int, rank: int, world_size: int) -> tuple[range, int]:
+    """(images, batch size) that the rank-th of world_size processes evaluates; all shares together are 0 to N - 1, once.
+
+    Whole batches of a single process, so that embeddings do not depend on the number of processes; smaller ones where
+    there are fewer batches than processes, each of which needs one. Raises UsageError for fewer images than processes.
+    """
+    if num_images < world_size:
+        raise UsageError(
+            f"{num_images} images cannot be evaluated on {world_size} devices: set trainer.devices={num_images} or less."
+        )
+    batch_size = min(batch_size, num_images // world_size)
+    batches = -(-num_images // batch_size)
+    start, stop = (batches * part // world_size * batch_size for part in (rank, rank + 1))
+    return range(start, min(stop, num_images)), batch_size
 
 
 def share_seen(order: ShuffledBatches, epoch: int) -> float:

@@ -78,6 +78,7 @@ def make_result(
         },
         "loading": data.loading,
         "device": device_name(device),
+        "num_devices": trainer.world_size,
         "versions": versions(),
     }
 

@@ -252,7 +252,41 @@ class RecallAtK(Metric):
         self.in_gallery.append(torch.full_like(batch_labels, is_gallery, dtype=torch.bool))
 
     def compute(self) -> dict[int, float]:
-        """{K: recall} of everything added since the last reset."""
+        """{K: recall} of everything added since the last reset. One process searches and tells the others.
+
+        Raises what the search raised, on every process.
+        """
+        if not self._is_synced:  # one process, or a metric told not to gather
+            return self._search()
+        outcome: list[Any] = [None]
+        if torch.distributed.get_rank() == 0:
+            try:
+                outcome = [self._search()]
+            except UsageError as error:  # the others wait for an answer
+                outcome = [str(error)]
+        torch.distributed.broadcast_object_list(outcome, src=0, device=self._device_of_rows)
+        if isinstance(outcome[0], str):
+            raise UsageError(outcome[0])
+        return outcome[0]
+
+    def gathered_embeddings(self) -> list[Tensor]:
+        """[(Q, D)] or [(Q, D), (N, D)] queries and gallery of all processes on the CPU, each image once, in dataset order.
+
+        All processes call it together.
+        """
+        with self.sync_context():
+            embeddings, indices = dim_zero_cat(self.embeddings), dim_zero_cat(self.indices)
+            in_gallery = dim_zero_cat(self.in_gallery)
+            parts = [embeddings[_distinct(indices, ~in_gallery)].cpu()]
+            if in_gallery.any():
+                parts.append(embeddings[_distinct(indices, in_gallery)].cpu())
+        return parts
+
+    @property
+    def _device_of_rows(self) -> torch.device:
+        return dim_zero_cat(self.embeddings).device
+
+    def _search(self) -> dict[int, float]:
         embeddings, labels = dim_zero_cat(self.embeddings), dim_zero_cat(self.labels)
         indices, in_gallery = dim_zero_cat(self.indices), dim_zero_cat(self.in_gallery)
         queries, found = (_distinct(indices, rows) for rows in (~in_gallery, in_gallery))

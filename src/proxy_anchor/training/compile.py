@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.gather import gather_batch
 
 if TYPE_CHECKING:
     from proxy_anchor.training.module import MetricLearner
@@ -60,7 +61,7 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> float:
     for embed in (learner.net, learner.compiled):
         with torch.random.fork_rng(devices), trainer.precision_plugin.train_step_context():
             torch.manual_seed(0)  # dropout, where there is any
-            gradients.append(_gradient(learner.loss(embed(images), labels), learner.net))
+            gradients.append(_gradient(learner.loss(*gather_batch(embed(images), labels)), learner.net))
     for name, buffer in learner.net.named_buffers():
         buffer.copy_(statistics[name])
     return compare(*gradients)

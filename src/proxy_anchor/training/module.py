@@ -11,10 +11,13 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import AdamW, Optimizer
 
 from proxy_anchor.data.sampling import PKBatches, share_seen
+from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
+from proxy_anchor.losses.sharded import ShardedProxyAnchorLoss, ignored_by_ddp
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.compile import CompiledNet
+from proxy_anchor.training.gather import gather_batch
 from proxy_anchor.training.guard import FiniteGuard
 from proxy_anchor.training.optim import (
     OptimizerSettings,
@@ -54,8 +57,9 @@ class MetricLearner(pl.LightningModule):
         super().__init__()
         self.settings = optimizer or OptimizerSettings()
         self.net, self.loss = net, loss
-        if isinstance(loss, (ProxyAnchorLoss, MetricLoss)):
+        if isinstance(loss, (ProxyAnchorLoss, ShardedProxyAnchorLoss, MetricLoss)):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
+        self._ddp_params_and_buffers_to_ignore = ignored_by_ddp(self)  # each process has proxies of its own there
         self.metadata = metadata or {}
         self.compiled = CompiledNet(net.to(memory_format=torch.channels_last)) if compile else None
         self._guard, self._loss_finite = FiniteGuard(), torch.tensor(True)
@@ -71,9 +75,10 @@ class MetricLearner(pl.LightningModule):
             self.log("train/images_seen", share_seen(order, self.current_epoch))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Images in, embeddings out, loss, log."""
+        """Images in, embeddings out, loss of the batch of all devices, log."""
         images, labels, _ = batch
-        loss = self.loss(self(images), labels)
+        embeddings, labels = gather_batch(self(images), labels)
+        loss = self.loss(embeddings, labels)
         self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(labels))
         return loss
@@ -129,6 +134,11 @@ class MetricLearner(pl.LightningModule):
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip as the trainer would, which refuses fused optimizers for fear of a loss scaler."""
+        if gradient_clip_val is not None and gradient_clip_algorithm != "value" and ignored_by_ddp(self):
+            raise UsageError(
+                "trainer.gradient_clip_algorithm: with proxies divided over processes no process knows the norm of the whole "
+                "gradient; use value."
+            )
         if gradient_clip_val is None or not optimizer.defaults.get("fused"):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return

@@ -10,7 +10,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torchmetrics.utilities import dim_zero_cat
 
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError, check_int
@@ -176,18 +175,9 @@ class RecallCallback(pl.Callback):
         # The logger's own `epoch` counts from 0 and is 0 for the untrained state too.
         pl_module.log("epochs_trained", float(result.epoch))
         if self.selected is result:
-            self.selected_embeddings = self._embeddings(self.metrics[searched])
+            self.selected_embeddings = self.metrics[searched].gathered_embeddings()
         if training:
             self._print(trainer, pl_module, result)
-
-    @staticmethod
-    def _embeddings(metric: RecallAtK) -> list[Tensor]:
-        embeddings, indices = dim_zero_cat(metric.embeddings), dim_zero_cat(metric.indices)
-        in_gallery = dim_zero_cat(metric.in_gallery)
-        parts = [embeddings[~in_gallery][indices[~in_gallery].argsort()].cpu()]
-        if in_gallery.any():
-            parts.append(embeddings[in_gallery][indices[in_gallery].argsort()].cpu())
-        return parts
 
     def _print(self, trainer: pl.Trainer, pl_module: pl.LightningModule, result: EpochResult) -> None:
         loss = "" if result.train_loss is None else f"loss {result.train_loss:.3f}  "

@@ -31,6 +31,6 @@ class Startup(pl.Callback):
         start = time.monotonic()
         if pl_module.compiled is not None:
             cosine = check_compiled(trainer, pl_module)
-            print(f"compiled network: gradient's cosine with the plain network's {cosine:.4f}", flush=True)
+            pl_module.print(f"compiled network: gradient's cosine with the plain network's {cosine:.4f}", flush=True)
         now = time.monotonic()
         self.seconds = {"total": now - self.started, "compilation": now - start}

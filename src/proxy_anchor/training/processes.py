@@ -1,0 +1,130 @@
+"""One command as several processes of one host, each with its rank in the environment; ends them all when one fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from proxy_anchor.errors import UsageError
+
+ERROR_FILE = "PROXY_ANCHOR_ERROR_FILE"  # where a rank leaves an error that a user can repair
+GRACE_S = 20.0  # from the first failure until the others, which may wait for it for ever, are ended
+
+
+class RankError(RuntimeError):
+    """A process ended by something that is no user's error; what it had to say stands on stderr."""
+
+
+def rank() -> int:
+    """This process's place among those that train together, whoever started them: this package, torchrun or SLURM."""
+    for name in ("RANK", "SLURM_PROCID"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return 0
+
+
+def run_ranks(command: Sequence[str], num_ranks: int, environment: Mapping[str, str] | None = None) -> None:
+    """Run the command num_ranks times at once and wait for all.
+
+    Each finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT in its environment, as
+    torchrun sets them, and `environment`. No process is left running when this returns or raises.
+
+    Raises UsageError with what a rank left by `leave_error`, or RankError that names the rank which failed first.
+    """
+    with TemporaryDirectory() as folder:
+        errors = [Path(folder) / f"rank{each}" for each in range(num_ranks)]
+        shared = {
+            **os.environ,
+            "WORLD_SIZE": str(num_ranks),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
+            "NODE_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            **(environment or {}),
+        }
+        processes: list[subprocess.Popen] = []
+        with _terminated_as_interrupt():
+            try:
+                for number, file in enumerate(errors):
+                    own = {"RANK": str(number), "LOCAL_RANK": str(number), ERROR_FILE: str(file)}
+                    processes.append(subprocess.Popen(command, env={**shared, **own}))
+                failed = _wait(processes)
+            except BaseException:
+                _end(processes, signal.SIGINT)  # on which they write what they have
+                raise
+            finally:
+                _end(processes, signal.SIGKILL)
+        for file in errors:
+            if file.exists():
+                raise UsageError(file.read_text(encoding="utf-8"))
+        if failed is not None:
+            code = processes[failed].returncode
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise RankError(f"process {failed} of {num_ranks} {how}; its messages stand above, and all were ended.")
+
+
+def leave_error(text: str) -> bool:
+    """Hand an error that a user can repair to `run_ranks`, which reports it once; False if it did not start this process."""
+    if ERROR_FILE not in os.environ:
+        return False
+    Path(os.environ[ERROR_FILE]).write_text(text, encoding="utf-8")
+    return True
+
+
+def _wait(processes: Sequence[subprocess.Popen]) -> int | None:
+    """The rank that failed first, a little after it did; None when all succeeded."""
+    failed: int | None = None
+    deadline = float("inf")
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if failed is None:
+            failed = next((n for n, each in enumerate(processes) if each.poll() not in (None, 0)), None)
+            if failed is not None:
+                deadline = time.monotonic() + GRACE_S
+        time.sleep(0.05)
+    if failed is None:
+        failed = next((n for n, each in enumerate(processes) if each.poll() not in (None, 0)), None)
+    return failed
+
+
+def _end(processes: Sequence[subprocess.Popen], sign: int) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(sign)
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            continue
+
+
+@contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """A scheduler's SIGTERM ends the processes too."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread, which alone may say what a signal does
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

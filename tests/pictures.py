@@ -1,0 +1,23 @@
+"""Made-up pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def write_noise_images(folder: Path, counts: dict[str, int], size: int = 32) -> list[tuple[Path, str]]:
+    """Small noisy PNG files below a folder, a colour per class: rows for `make_tables`."""
+    rows = []
+    for name, count in counts.items():
+        random = np.random.default_rng([ord(letter) for letter in name])
+        colour = random.integers(0, 256, 3)
+        for number in range(count):
+            noise = random.normal(0, 40, (size, size, 3)) + random.normal(0, 60, 3)
+            path = folder / "images" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((colour + noise).clip(0, 255).astype(np.uint8)).save(path)
+            rows.append((path, name))
+    return rows

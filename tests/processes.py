@@ -1,0 +1,54 @@
+"""Run a function in several gloo processes on the CPU, as the ranks of one training."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _enter(function: Callable[..., Any], rank: int, world_size: int, port: int, file: Path, arguments: tuple) -> None:
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "RANK": str(rank),
+        "NODE_RANK": "0",
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    torch.set_num_threads(1)
+    torch.save(function(*arguments), file)
+
+
+def run_processes(
+    function: Callable[..., Any], *arguments: Any, world_size: int, folder: Path, timeout_s: float = 120
+) -> list[Any]:
+    """What `function(*arguments)`, importable by name, returned on each rank."""
+    context, port = multiprocessing.get_context("spawn"), free_port()
+    files = [folder / f"rank{rank}.pt" for rank in range(world_size)]
+    processes = [
+        context.Process(target=_enter, args=(function, rank, world_size, port, file, arguments))
+        for rank, file in enumerate(files)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join(timeout_s)
+        assert [process.exitcode for process in processes] == [0] * world_size
+    finally:
+        for process in processes:
+            process.kill()
+    return [torch.load(file, weights_only=False) for file in files]

@@ -1,0 +1,130 @@
+"""The command with two devices: one run, one folder, one voice, and the exit code of whoever failed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import yaml
+from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+from processes import free_port
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.training.processes import RankError, run_ranks
+
+TRAIN = str(REPOSITORY / "src" / "train.py")
+TWO = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.strategy=ddp", "trainer.enable_progress_bar=false"]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A weights file, with which batch norm can be frozen: torch synchronises it on GPUs only."""
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("weights") / "test_resnet.pth"
+    torch.save(timm.create_model("test_resnet", pretrained=False).state_dict(), file)
+    return str(file)
+
+
+def test_two_processes_give_the_numbers_of_one(weights: str, tmp_path: Path) -> None:
+    options = [*TINY_GLYPHS, "trainer.max_epochs=2", f"backbone.weights={weights}", "batch_norm=frozen_statistics"]
+    run_ok("train.py", "run=one", *options, *TWO, "trainer.devices=1", "trainer.strategy=auto", cwd=tmp_path)
+    printed = run_ok("train.py", *options, *TWO, cwd=tmp_path)  # its folder is named by the time, the same for both
+    folders = [folder for folder in (tmp_path / "runs").iterdir() if folder.name != "one"]
+    assert len(folders) == 1
+    assert {each.name for each in folders[0].iterdir()} == {each.name for each in (tmp_path / "runs/one").iterdir()}
+    assert yaml.safe_load((folders[0] / "config.yaml").read_text())["run"] == folders[0].name
+    assert printed.count("epoch 2/2:") == printed.count("summary") == printed.count("before training") == 1
+
+    one, two = (json.loads((each / "result.json").read_text()) for each in (tmp_path / "runs/one", folders[0]))
+    assert (one["num_devices"], two["num_devices"]) == (1, 2)
+    for single, several in zip(one["history"], two["history"], strict=True):
+        assert several["recall"] == single["recall"]
+        assert several["train_loss"] == (single["train_loss"] and pytest.approx(single["train_loss"], rel=1e-4))
+
+
+def test_a_sweep_runs_its_jobs_one_after_another_and_outlives_a_failed_one(tmp_path: Path) -> None:
+    done = run_entry("train.py", "-m", "run=x", "loss.alpha=1e30,16", *TINY_GLYPHS, *TWO, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    results = [(tmp_path / "runs" / "x" / str(job) / "result.json").is_file() for job in range(2)]
+    assert results == [False, True], done.stderr
+    assert done.stderr.count("error: a gradient is not finite") == 1
+    assert "gradient is not finite" in done.stdout.splitlines()[-2]  # in the table, above the job that went well
+
+
+def test_two_launchers_are_two_nodes(tmp_path: Path) -> None:
+    options = [*TINY_GLYPHS, *TWO, "trainer.devices=1", "trainer.num_nodes=2"]
+    place = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *place]
+    nodes = [
+        subprocess.Popen(
+            [*torchrun, f"--node-rank={node}", TRAIN, *options, "run=x"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in (0, 1)
+    ]
+    output, silent = (node.communicate(timeout=120)[0] for node in nodes)
+    assert [node.returncode for node in nodes] == [0, 0], output + silent
+    assert "epoch 1/1:" in output
+    assert "epoch 1/1:" not in silent
+    assert json.loads((tmp_path / "runs" / "x" / "result.json").read_text())["num_devices"] == 2
+
+
+def test_what_cannot_be_divided_or_found_is_refused_once_and_leaves_nothing(tmp_path: Path) -> None:
+    for option, message in {
+        "data.batch_size=15": "data.batch_size=15 is the batch over all devices and cannot be divided over 2: set "
+        "data.batch_size=16.",
+        "trainer.strategy=ddp_spawn": "trainer.strategy=ddp_spawn: several devices train with trainer.strategy=ddp.",
+    }.items():
+        done = run_entry("train.py", "run=x", *TINY_GLYPHS, *TWO, option, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+        assert message in done.stderr
+        assert not (tmp_path / "runs" / "x").exists()
+
+
+def script(tmp_path: Path, text: str) -> list[str]:
+    file = tmp_path / "rank.py"
+    file.write_text(text)
+    return [sys.executable, str(file)]
+
+
+def test_ranks_see_their_place(tmp_path: Path) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "EXTRA")
+    text = f"import os, pathlib\np = pathlib.Path({str(tmp_path)!r}, os.environ['RANK'] + '.txt')\n"
+    run_ranks(script(tmp_path, text + f"p.write_text(' '.join(os.environ[n] for n in {names}))"), 2, {"EXTRA": "e"})
+    assert (tmp_path / "0.txt").read_text() == "0 0 2 2 0 127.0.0.1 e"
+    assert (tmp_path / "1.txt").read_text() == "1 1 2 2 0 127.0.0.1 e"
+
+
+@pytest.mark.parametrize(
+    ("end", "message"), [("sys.exit(3)", "ended with exit code 3"), ("os.kill(os.getpid(), 9)", "killed by signal 9")]
+)
+def test_a_failed_process_ends_the_others(
+    end: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy_anchor.training.processes.GRACE_S", 0.2)
+    text = f"import os, sys, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(60)"
+    start = time.monotonic()
+    with pytest.raises(RankError, match=f"process 1 of 2 .*{message}"):
+        run_ranks(script(tmp_path, text), 2)
+    assert time.monotonic() - start < 30
+
+
+def test_the_error_that_a_process_leaves_is_the_error(tmp_path: Path) -> None:
+    text = (
+        "import os, sys\nfrom proxy_anchor.training.processes import leave_error\n"
+        "if os.environ['RANK'] == '1': leave_error('image 7 is damaged'); sys.exit(2)"
+    )
+    with pytest.raises(UsageError, match=r"^image 7 is damaged$"):
+        run_ranks(script(tmp_path, text), 2, {"PYTHONPATH": ":".join(sys.path)})

@@ -1,0 +1,129 @@
+"""Short trainings whose tensors are compared between one process and several. Imported by the processes themselves."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from processes import run_processes  # noqa: F401  (beside what it runs)
+from pytorch_metric_learning.losses import TripletMarginLoss
+from pytorch_metric_learning.miners import TripletMarginMiner
+from torch import Tensor, nn
+
+from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
+from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.data.table import Splits
+from proxy_anchor.losses.adapter import PMLLoss
+from proxy_anchor.losses.sharded import ShardedProxyAnchorLoss
+from proxy_anchor.training import module
+from proxy_anchor.training.module import MetricLearner
+from proxy_anchor.training.optim import OptimizerSettings
+from proxy_anchor.training.recall_callback import RecallCallback
+from proxy_anchor.training.sync_batch_norm import SyncBatchNorms
+
+# Each: arguments of the network, loss, data, optimizer settings and trainer that differ from the plain run.
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "warmup": {"warmup_epochs": 1},
+    "frozen": {"batch_norm": "frozen"},
+    "p_x_k": {"loss": "triplet", "data": {"images_per_class": 2}},
+    "clipped_values": {"trainer": {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}},
+    "clipped_norm": {"trainer": {"gradient_clip_val": 2, "gradient_clip_algorithm": "norm"}},
+    "accumulated": {"trainer": {"accumulate_grad_batches": 2}},
+    "sharded": {"loss": "sharded", "trainer": {"gradient_clip_val": 10, "gradient_clip_algorithm": "value"}},
+    "local_losses": {"local": True},  # what must not be: each process has the loss of its own part
+}
+PARTS = {"backbone": "net.backbone.", "head": "net.head.", "proxies": "loss."}
+
+
+class SGDLearner(MetricLearner):
+    """Without momentum: Adam would hide a constant factor of a gradient."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.02)
+
+
+def make_loss(name: str) -> nn.Module:
+    if name == "proxy_anchor":
+        return ProxyAnchorLoss(3, 8, alpha=8)
+    if name == "sharded":
+        return ShardedProxyAnchorLoss(3, 8, alpha=8)
+    return PMLLoss(3, 8, TripletMarginLoss, TripletMarginMiner(margin=0.5, type_of_triplets="all"))
+
+
+def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """State dict before and after 2 epochs of 2 steps, the losses that were logged, and every evaluation's Recall."""
+    warnings.simplefilter("ignore")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    net = EmbeddingNet(
+        "test_resnet", 8, pretrained=False, image_size=32, batch_norm=run.get("batch_norm", "frozen_statistics")
+    )
+    learner = SGDLearner(
+        net, make_loss(run.get("loss", "proxy_anchor")), OptimizerSettings(warmup_epochs=run.get("warmup_epochs", 0))
+    )
+    data = ImageDataModule(
+        splits,
+        **{"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "crop": 32, "resize": 32} | run.get("data", {}),
+    )
+    recall = RecallCallback((1, 2, 4), engine="torch")
+    trainer = pl.Trainer(
+        **{
+            "max_epochs": 2,
+            "accelerator": run.get("accelerator", "cpu"),
+            "plugins": [SyncBatchNorms()],
+            "devices": world_size,
+            "strategy": "ddp" if world_size > 1 else "auto",
+            "callbacks": [recall],
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": False,
+            "default_root_dir": folder,
+        }
+        | run.get("trainer", {})
+    )
+    before = snapshot(learner)
+    gather = module.gather_batch
+    if run.get("local"):
+        module.gather_batch = lambda embeddings, labels: (embeddings, labels)
+    try:
+        trainer.fit(learner, data)
+    finally:
+        module.gather_batch = gather
+    return {
+        "before": before,
+        "after": snapshot(learner),
+        "steps": trainer.global_step,
+        "losses": [each.train_loss for each in recall.history],
+        "recall": [each.recall for each in recall.history],
+        "embeddings": recall.selected_embeddings,
+    }
+
+
+def snapshot(learner: MetricLearner) -> dict[str, Tensor]:
+    """A copy of the state dict, with the proxies of all processes."""
+    state = {key: value.clone() for key, value in learner.state_dict().items()}
+    if isinstance(learner.loss, ShardedProxyAnchorLoss):
+        state["loss.proxies"] = learner.loss.gather_proxies()
+    return state
+
+
+def train_synchronised(splits: Splits, world_size: int, folder: Path) -> dict[str, Any]:
+    result = train(splits, world_size, folder, {"batch_norm": "train", "accelerator": "gpu"})
+    return {key: {k: v.cpu() for k, v in result[key].items()} for key in ("before", "after")}
+
+
+def train_all(splits: Splits, world_size: int, folder: Path) -> dict[str, dict[str, Any]]:
+    return {name: train(splits, world_size, folder, run) for name, run in RUNS.items()}
+
+
+def part(state: dict[str, Tensor], name: str) -> Tensor:
+    """All parameters and buffers of backbone, head or proxies as one vector; empty for a loss without any."""
+    chosen = [value.float().flatten() for key, value in state.items() if key.startswith(PARTS[name])]
+    return torch.cat(chosen) if chosen else torch.empty(0)

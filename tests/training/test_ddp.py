@@ -1,0 +1,83 @@
+"""Two processes train the model of one: SGD, backbone, head and proxies apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from ddp_runs import PARTS, RUNS, part, run_processes, train_all, train_synchronised
+from pictures import write_noise_images
+
+from proxy_anchor.data.table import Splits, make_tables
+
+EQUAL = [name for name in RUNS if name != "local_losses"]
+
+
+def make_splits(folder: Path) -> Splits:
+    """14 training images, which batches of 6 do not divide, and 33 to search."""
+    rows = write_noise_images(folder, {"a": 5, "b": 5, "c": 4, "x": 11, "y": 11, "z": 11})
+    return Splits("tiny", make_tables(rows[:14])[0], make_tables(rows[14:])[0])
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list[dict]]:
+    """(one process, [rank 0, rank 1]) of every run."""
+    folder = tmp_path_factory.mktemp("ddp")
+    splits = make_splits(folder)
+    return train_all(splits, 1, folder), run_processes(train_all, splits, 2, folder, world_size=2, folder=folder)
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_two_processes_train_the_model_of_one(results: tuple[dict, list[dict]], name: str) -> None:
+    single, ranks = results[0][name], [rank[name] for rank in results[1]]
+    assert single["steps"] == ranks[0]["steps"] == (2 if name == "accumulated" else 4)
+    for which in PARTS:
+        start, expected = part(single["before"], which), part(single["after"], which)
+        if not len(start):
+            continue  # a triplet loss has no proxies
+        distance = (expected - start).abs().max()
+        assert distance > 5e-4, which  # otherwise equality says nothing
+        for rank in ranks:
+            assert torch.equal(part(rank["before"], which), start)
+            torch.testing.assert_close(part(rank["after"], which), expected, rtol=0, atol=1e-5)
+    assert ranks[0]["losses"] == ranks[1]["losses"] == pytest.approx(single["losses"], abs=1e-5)
+
+
+def test_losses_of_the_parts_would_be_noticed(results: tuple[dict, list[dict]]) -> None:
+    single, local = results[0]["local_losses"], results[1][0]["local_losses"]
+    for which in PARTS:
+        assert (part(local["after"], which) - part(single["after"], which)).abs().max() > 1e-3, which
+
+
+def test_warm_up_holds_the_backbone_and_then_lets_it_move_alike(results: tuple[dict, list[dict]]) -> None:
+    plain, warm = results[1][0]["plain"], results[1][0]["warmup"]
+    moved = [(part(run["after"], "backbone") - part(run["before"], "backbone")).abs().max() for run in (plain, warm)]
+    assert 0 < moved[1] < moved[0]
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_recall_of_33_images_is_that_of_one_process(results: tuple[dict, list[dict]], name: str) -> None:
+    single, ranks = results[0][name], [rank[name] for rank in results[1]]
+    assert len({str(each) for each in single["recall"]}) > 1 or single["recall"][0][1] < 1
+    assert ranks[0]["recall"] == ranks[1]["recall"] == single["recall"]
+    for rank in ranks:
+        assert rank["embeddings"][0].shape == (33, 8)
+        torch.testing.assert_close(rank["embeddings"][0], single["embeddings"][0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["warmup", "clipped_values", "clipped_norm", "accumulated"])
+def test_each_run_is_another_training(results: tuple[dict, list[dict]], name: str) -> None:
+    plain, other = results[0]["plain"], results[0][name]
+    assert (part(plain["after"], "backbone") - part(other["after"], "backbone")).abs().max() > 1e-4
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch synchronises batch norm on GPUs only; needs two")
+def test_batch_norm_that_trains_counts_over_both_gpus(tmp_path: Path) -> None:
+    splits = make_splits(tmp_path)
+    single = train_synchronised(splits, 1, tmp_path)
+    ranks = run_processes(train_synchronised, splits, 2, tmp_path, world_size=2, folder=tmp_path)
+    for which in PARTS:
+        assert (part(single["after"], which) - part(single["before"], which)).abs().max() > 5e-4, which
+        for rank in ranks:
+            torch.testing.assert_close(part(rank["after"], which), part(single["after"], which), rtol=1e-5, atol=1e-5)
