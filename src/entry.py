@@ -194,7 +194,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         # Lightning turns Ctrl-C into an exit of its own.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
             raise
-        print("interrupted; what had been written is in the run folder.", file=sys.stderr)
+        if JOB_FILE not in os.environ:  # otherwise the process that started this one says so
+            print("interrupted; what had been written is in the run folder.", file=sys.stderr)
         sys.exit(130)
     finally:
         SweepTable.print()
