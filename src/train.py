@@ -24,6 +24,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.reports.memory import reset_peak_memory
     from proxy_anchor.reports.model_card import write_model_card
     from proxy_anchor.reports.run import make_result, summary
+    from proxy_anchor.reports.run_page import write_run_page
     from proxy_anchor.training.checkpoint_io import BackgroundWriter, run_checkpoints
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
@@ -73,6 +74,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     if trainer.is_global_zero:
         retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
         write_model_card(folder, learner.metadata["config"], result, data.describe())
+        write_run_page(folder, learner.metadata["config"], result, data.describe())
         write_json(folder / RESULT_FILE, result)
         print(summary(result, folder), flush=True)
     return result

@@ -10,31 +10,35 @@ from cli import REPOSITORY
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+# They train: more than a minute where other work runs beside them.
+SLOW = ("explore_retrieval", "quickstart", "reproduce_the_paper", "your_own_data")
+RUNS = [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in NOTEBOOKS]
 
 
 def test_there_are_notebooks():
     assert "loss_anatomy" in [path.stem for path in NOTEBOOKS]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RUNS)
 def test_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "src"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     notebook = nbformat.read(path, as_version=4)
     start = time.monotonic()
     NotebookClient(
-        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 180
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_is_kept_executed_and_small(path):
-    assert path.stat().st_size < 400_000
+    assert path.stat().st_size < 300_000
     notebook = nbformat.read(path, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any({"image/png", "image/jpeg"} & set(output.get("data", {})) for output in outputs)
     assert not any(output.output_type == "error" for output in outputs)
     assert str(REPOSITORY) not in path.read_text()
+    assert "/tmp/" not in path.read_text()

@@ -44,8 +44,11 @@ def test_few_images(count: int) -> None:
 def test_bad_input_is_named(monkeypatch) -> None:
     with pytest.raises(UsageError, match="NaN"):
         embedding_map(torch.full((3, 2), torch.nan))
-    with pytest.raises(UsageError, match="method=umap is not known"):
-        embedding_map(torch.ones(3, 2), method="umap")
+    with pytest.raises(UsageError, match="method=mds is not known"):
+        embedding_map(torch.ones(3, 2), method="mds")
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     with pytest.raises(UsageError, match="needs scikit-learn"):
         embedding_map(torch.randn(9, 4), method="tsne")
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(UsageError, match="needs umap-learn"):
+        embedding_map(torch.randn(9, 4), method="umap")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,40 +19,68 @@ _HIT, _MISS = "#009E73", "#D55E00"
 _TILE, _FRAME, _TEXT, _GAP = 96, 4, 14, 6
 
 
+@dataclass(frozen=True)
+class Neighbour:
+    """A row of the gallery (of the queries where there is none), its cosine similarity, and whether its class is the query's."""
+
+    index: int
+    similarity: float
+    is_hit: bool
+
+
+def nearest_images(
+    splits: Splits, embeddings: Sequence[Tensor], queries: Sequence[int], k: int
+) -> list[list[Neighbour]]:
+    """The K nearest of each of these rows of splits.query, or fewer where there are no more; never the query itself."""
+    query, gallery = splits.query, splits.gallery or splits.query
+    k = min(k, len(gallery) - (splits.gallery is None))
+    # One extra hit for the query itself, which is then taken out by its index.
+    similarities, indices = search(embeddings[0][list(queries)], embeddings[-1], min(k + 1, len(gallery)))
+    found = []
+    for row, index in enumerate(queries):
+        hits = zip(similarities[row].tolist(), indices[row].tolist(), strict=True)
+        others = [(s, i) for s, i in hits if splits.gallery is not None or i != index][:k]
+        found.append([Neighbour(i, s, bool(gallery.labels[i] == query.labels[index])) for s, i in others])
+    return found
+
+
 def retrieval_gallery(
-    splits: Splits, embeddings: Sequence[Tensor], *, num_queries: int = 8, k: int = 6, seed: int = 0
+    splits: Splits,
+    embeddings: Sequence[Tensor],
+    *,
+    num_queries: int = 8,
+    k: int = 6,
+    seed: int = 0,
+    queries: Sequence[int] | None = None,
 ) -> Image.Image:
     """Queries (left column) with their K nearest neighbours, hits framed green and misses orange, similarity below.
 
     embeddings: [(Q, D)] or [(Q, D), (N, D)], rows in the order of splits.query and splits.gallery.
-    The queries are chosen at random, each of another class where there are enough.
+    queries: rows of splits.query; None: chosen at random, each of another class where there are enough.
     """
     query, gallery = splits.query, splits.gallery or splits.query
-    chosen = _choose(query.labels, num_queries, seed)
+    chosen = choose_queries(query.labels, num_queries, seed) if queries is None else list(queries)
     k = min(k, len(gallery) - (splits.gallery is None))
-    # One extra hit for the query itself, which is then taken out by its index.
-    similarities, indices = search(embeddings[0][chosen], embeddings[-1], min(k + 1, len(gallery)))
     width = (k + 1) * (_TILE + _GAP) + 2 * _GAP
     row_height = _TILE + _TEXT + _GAP
     page = Image.new("RGB", (width, len(chosen) * row_height + _GAP), "white")
     draw = ImageDraw.Draw(page)
     font = ImageFont.load_default(10)
-    for row, index in enumerate(chosen):
+    for row, neighbours in enumerate(nearest_images(splits, embeddings, chosen, k)):
+        index = chosen[row]
         top = _GAP + row * row_height
         page.paste(_tile(query.paths[index], "black"), (_GAP, top))
         draw.text((_GAP, top + _TILE), f"query {query.classes[query.labels[index]]}"[:18], "black", font)
-        hits = zip(similarities[row].tolist(), indices[row].tolist(), strict=True)
-        others = [(s, i) for s, i in hits if splits.gallery is not None or i != index][:k]
-        for column, (similarity, neighbour) in enumerate(others, start=1):
-            is_hit = gallery.labels[neighbour] == query.labels[index]
+        for column, each in enumerate(neighbours, start=1):
             left = 2 * _GAP + column * (_TILE + _GAP)
-            page.paste(_tile(gallery.paths[neighbour], _HIT if is_hit else _MISS), (left, top))
+            page.paste(_tile(gallery.paths[each.index], _HIT if each.is_hit else _MISS), (left, top))
             # A sign beside the colour, so that the picture also reads in grey.
-            draw.text((left, top + _TILE), f"{'hit ' if is_hit else 'miss'} {similarity:.2f}", "black", font)
+            draw.text((left, top + _TILE), f"{'hit ' if each.is_hit else 'miss'} {each.similarity:.2f}", "black", font)
     return page
 
 
-def _choose(labels: np.ndarray, num_queries: int, seed: int) -> list[int]:
+def choose_queries(labels: np.ndarray, num_queries: int, seed: int) -> list[int]:
+    """Rows at random, one of each class before a second of any."""
     order = np.random.default_rng(seed).permutation(len(labels))
     _, first = np.unique(labels[order], return_index=True)
     one_per_class = order[np.sort(first)]

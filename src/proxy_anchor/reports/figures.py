@@ -1,0 +1,168 @@
+"""The paper's figures from run folders, one function each; `curves.save_figure` writes them. See also `curves`.
+
+Every point is the selected epoch's Recall@K in percent: the mean over the runs that differ in nothing but the seed, with a
+bar of one standard deviation where there are several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.comparison import Spread
+from proxy_anchor.reports.curves import COLOURS, recall_curves, save_figure
+from proxy_anchor.reports.runs import Run, backbone_abbreviation, backbone_name, method_name, settings
+
+DIMENSION, BATCH_SIZE, IMAGE_SIZE = "embedding_dim", "data.batch_size", "dataset.images.crop"
+# The side to which an image is resized goes with the crop that is taken of it.
+_FOLLOWS = {IMAGE_SIZE: ("dataset.images.resize", "dataset.load.image_size")}
+_MARKERS = "os^Dv<>P"
+
+
+def recall_by_dimension(runs: Sequence[Run], *, k: int = 1) -> Figure:
+    """Recall@k against the embedding dimension, on a logarithmic axis (the paper's fig:embedding_dim)."""
+    return _recall_by(runs, DIMENSION, "embedding dimension", k=k)
+
+
+def recall_by_batch_size(runs: Sequence[Run], *, k: int = 1) -> Figure:
+    """Recall@k against the images per step (the paper's tab:batch_size_fine and tab:batch_size_large)."""
+    return _recall_by(runs, BATCH_SIZE, "batch size", k=k)
+
+
+def recall_by_image_size(runs: Sequence[Run], *, k: int = 1) -> Figure:
+    """Recall@k against the side of the crop in pixels (the paper's tab:eval_cub_cars_supp)."""
+    return _recall_by(runs, IMAGE_SIZE, "image side in pixels", k=k)
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    return f"{config['dataset']['name']}, {method_name(config)}, {backbone_abbreviation(backbone_name(config))}"
+
+
+def _series(runs: Sequence[Run], key: str, k: int) -> dict[str, dict[float, Spread]]:
+    """{name: {value of key: spread}} of runs that are alike in all else, where at least two values were run."""
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for run in runs:
+        values = settings(run.config)
+        rest = {name: value for name, value in values.items() if name not in (key, *_FOLLOWS.get(key, ()))}
+        series = found.setdefault((repr(sorted(rest.items())), _name(run.config)), {})
+        series.setdefault(values[key], []).append(run.recall(k))
+    lines: dict[str, dict[float, Spread]] = {}
+    for (_, name), series in found.items():
+        spreads = {value: Spread.of(each) for value, each in sorted(series.items())}
+        if len(spreads) > 1:
+            number = sum(each.partition(" (")[0] == name for each in lines)
+            lines[f"{name} ({number + 1})" if number else name] = {v: s for v, s in spreads.items() if s is not None}
+    return lines
+
+
+def _recall_by(runs: Sequence[Run], key: str, label: str, *, k: int) -> Figure:
+    series = _series(runs, key, k)
+    if not series:
+        raise UsageError(f"no two of these runs differ in {key} alone: there is nothing to draw.")
+    figure, axes = _empty()
+    for index, (name, spreads) in enumerate(series.items()):
+        x = list(spreads)
+        axes.errorbar(
+            x,
+            [each.mean for each in spreads.values()],
+            [each.deviation or 0.0 for each in spreads.values()],
+            color=COLOURS[index % len(COLOURS)],
+            marker=_MARKERS[index % len(_MARKERS)],
+            capsize=3,
+            label=f"{name} (n = {'-'.join(map(str, sorted({each.n for each in spreads.values()})))})",
+        )
+    ticks = sorted({value for spreads in series.values() for value in spreads})
+    if key == DIMENSION:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel=label, ylabel=f"Recall@{k} (%)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
+    """Recall@k as a heat map over Proxy-Anchor's alpha (scale) and delta (margin), the paper's fig:hyper_params.
+
+    Raises UsageError unless at least two alphas and two deltas were run.
+    """
+    found: dict[tuple[float, float], list[float]] = {}
+    for run in runs:
+        if method_name(run.config) == "Proxy-Anchor":
+            loss = run.config["loss"]
+            found.setdefault((float(loss["alpha"]), float(loss["delta"])), []).append(run.recall(k))
+    alphas, deltas = (sorted({key[axis] for key in found}) for axis in (0, 1))
+    if len(alphas) < 2 or len(deltas) < 2:
+        raise UsageError("a map over alpha and delta needs Proxy-Anchor runs with at least two values of each.")
+    grid = np.full((len(deltas), len(alphas)), np.nan)
+    for (alpha, delta), values in found.items():
+        grid[deltas.index(delta), alphas.index(alpha)] = mean(values)
+    figure, axes = _empty()
+    image = axes.imshow(
+        grid, cmap="cividis", origin="lower", aspect="auto"
+    )  # even in lightness, for every kind of colour vision
+    middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
+    for (row, column), value in np.ndenumerate(grid):
+        if not np.isnan(value):
+            colour = "white" if value < middle else "black"
+            axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour)
+    axes.set_xticks(range(len(alphas)), [f"{each:g}" for each in alphas])
+    axes.set_yticks(range(len(deltas)), [f"{each:g}" for each in deltas])
+    axes.set(xlabel="alpha", ylabel="delta")
+    figure.colorbar(image, label=f"Recall@{k} (%)")
+    return figure
+
+
+def class_recall_chart(recall: Mapping[str, float], *, worst: int = 20, k: int = 1) -> Figure:
+    """The worst classes by name as bars, beside all classes in order. recall: {class: Recall@k of its queries, in [0, 1]}."""
+    ordered = sorted(recall.items(), key=lambda each: (each[1], each[0]))
+    figure = Figure(figsize=(8, 0.6 + 0.24 * max(12, min(worst, len(ordered)))), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    names, values = zip(*reversed(ordered[:worst]), strict=True)
+    left.barh(range(len(names)), [100 * value for value in values], color=COLOURS[1])
+    left.set_yticks(range(len(names)), [name[:28] for name in names], fontsize="small")
+    left.set(xlabel=f"Recall@{k} (%)", title=f"worst {len(names)} classes", xlim=(0, 100))
+    right.plot([100 * value for _, value in ordered], color=COLOURS[0])
+    right.set(
+        xlabel="class, worst first", ylabel=f"Recall@{k} (%)", title=f"all {len(ordered)} classes", ylim=(-2, 102)
+    )
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _empty() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()
+
+
+def write_figures(folder: Path, runs: Sequence[Run]) -> list[str]:
+    """Write every figure that these runs can fill, as .svg and .png; returns their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    groups: dict[str, list[Any]] = {}
+    for run in runs:
+        groups.setdefault(f"{_name(run.config)}, {run.config['embedding_dim']}-d", []).append(run.result)
+    k = int(next(iter(runs[0].result["best"]["recall"])))
+    written = []
+    if len(groups) <= len(COLOURS):
+        for against in ("epoch", "seconds"):
+            save_figure(recall_curves(groups, against=against, k=k), folder / f"recall_by_{against}")
+            written.append(f"recall_by_{against}")
+    for draw in (recall_by_dimension, recall_by_batch_size, recall_by_image_size, alpha_delta_map):
+        try:
+            save_figure(draw(runs, k=k), folder / draw.__name__)
+        except UsageError:
+            continue  # these runs are about something else
+        written.append(draw.__name__)
+    return written

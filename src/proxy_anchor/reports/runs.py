@@ -1,0 +1,154 @@
+"""Finished runs, found again in their folders, and what sets two of them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.files import RESULT_FILE, read_result
+
+CONFIG_FILE = "config.yaml"
+
+# As the paper's tables print them; a loss that is not here goes by its own name.
+_METHODS = {
+    "ProxyAnchorLoss": "Proxy-Anchor",
+    "ProxyNCALoss": "Proxy-NCA",
+    "multi_similarity": "MS",
+    "soft_triple": "SoftTriple",
+    "margin": "Margin",
+    "RankedListLoss": "RLL-H",
+}
+_BACKBONES = {
+    "bninception": "BN",
+    "googlenet": "G",
+    "resnet50": "R50",
+    "resnet101": "R101",
+    "tf_efficientnet_lite0": "EL0",
+}
+
+# What may differ between a run and its contract, or between seeds, without the number meaning something else: where files
+# lie, how fast they are read and searched, what is written beside the result.
+_UNIMPORTANT = (
+    "seed",
+    "run",
+    "recall_k",
+    "compile",
+    "logger",
+    "recipe",
+    "search_engine",
+    "dataset.root",
+    "dataset.csv",
+    "dataset.load.root",
+    "dataset.load.csv",
+    "dataset.recall_k",
+    "backbone.recipe",
+    "data.num_workers",
+    "data.eval_batch_size",
+    "data.decode",
+    "data.cache",
+    "data.cache_dir",
+    "trainer.accelerator",
+    "trainer.benchmark",
+    "trainer.deterministic",
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    "trainer.log_every_n_steps",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run. config: plain types, as config.yaml holds them. result: as result.json holds it."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+
+    @property
+    def dataset(self) -> str:
+        """By its name in conf/dataset."""
+        return str(self.config["dataset"]["name"])
+
+    def recall(self, k: int = 1) -> float:
+        """Recall@k of the selected epoch in percent."""
+        return 100 * self.result["selected"]["recall"][str(k)]
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Every finished run below a folder, however deep: single runs, sweeps, comparisons. Folds are passed over.
+
+    A fold searches held-out training classes: its Recall@K is none of a table. Raises UsageError when no run is left.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"runs={folder}: no such folder.")
+    runs = []
+    for file in sorted(folder.rglob(RESULT_FILE)):
+        result = read_result(file.parent)
+        if result is None or not (file.parent / CONFIG_FILE).is_file() or result["searched"] != "test":
+            continue
+        config: Any = OmegaConf.to_container(OmegaConf.load(file.parent / CONFIG_FILE))
+        runs.append(Run(file.parent, config, result))
+    if not runs:
+        raise UsageError(f"runs={folder} holds no finished run: expected {RESULT_FILE} beside {CONFIG_FILE} below it.")
+    return runs
+
+
+def method_name(config: Mapping[str, Any]) -> str:
+    """The loss as the paper's tables print it."""
+    name = str(config["loss"]["_target_"]).rpartition(".")[2]
+    return _METHODS.get(name, name.removesuffix("Loss"))
+
+
+def backbone_name(config: Mapping[str, Any]) -> str:
+    """By its name in timm, without the tag of its weights."""
+    return str(config["backbone"]["name"]).partition(".")[0]
+
+
+def backbone_abbreviation(name: str | None) -> str:
+    """BN, G, R50, R101 as in the paper; any other network by its name, "" for none."""
+    return "" if name is None else _BACKBONES.get(name, name)
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """{dotted key: value} of everything that can change what a run's number means; seed, places and speed are left out."""
+    return {
+        key: value
+        for key, value in _flat(config)
+        if not any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
+    }
+
+
+def _flat(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value
+
+
+def differences(config: Mapping[str, Any], contract: Mapping[str, Any]) -> list[str]:
+    """'loss.alpha 16 (contract 32)' for every setting in which a run is not what its contract says."""
+    have, want = settings(config), settings(contract)
+    absent = object()
+    return [
+        f"{key} {_text(have, key)} (contract {_text(want, key)})"
+        for key in sorted({*have, *want})
+        if have.get(key, absent) != want.get(key, absent)
+    ]
+
+
+def _text(values: Mapping[str, Any], key: str) -> str:
+    return str(values[key]) if key in values else "absent"
+
+
+def by_seed(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs that differ in nothing but the seed, together; in the order in which they were found."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(repr(sorted(settings(run.config).items())), []).append(run)
+    return list(groups.values())

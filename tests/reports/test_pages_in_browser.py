@@ -1,0 +1,81 @@
+"""The pages of a run in a browser, from the disk: they render, their pictures load, filters work, the console is clean."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cli import compose_train
+from omegaconf import OmegaConf
+from PIL import Image
+from test_retrieval_page import ANGLES, on_circle
+
+from proxy_anchor.data.table import Splits, make_tables
+from proxy_anchor.reports.retrieval_page import write_retrieval_page
+from proxy_anchor.reports.run_page import write_run_page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (a test extra)")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"
+)
+
+
+@pytest.fixture
+def page() -> Iterator:
+    """A page without a network; afterwards its console must be clean and nothing may have been asked of elsewhere."""
+    complaints, elsewhere = [], []
+    with playwright.sync_playwright() as started:
+        # Chromium's own sandbox refuses to run as root, as containers do.
+        options = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=[*options, "--disable-gpu"])
+        page = browser.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda asked: elsewhere.append(asked.url) if asked.url.startswith("http") else None)
+        yield page
+        browser.close()
+    assert complaints == []
+    assert elsewhere == []
+
+
+def pictures_load(page) -> bool:
+    return page.evaluate("Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth > 0)))")
+
+
+def test_run_page(page, tmp_path: Path) -> None:
+    rows = [
+        {"epoch": e, "recall": {"1": 0.2 * e, "2": 0.3 * e}, "train_seconds": 1.0, "validation": None} for e in range(3)
+    ]
+    result = {
+        "untrained": rows[0], "selected": rows[2], "best": rows[2], "last": rows[2], "history": rows,
+        "selected_by": "Recall@1", "searched": "test", "device": "cpu", "versions": {"torch": "2.11"},
+    }  # fmt: skip
+    Image.new("RGB", (90, 60), "orange").save(tmp_path / "gallery.png")
+    config = OmegaConf.to_container(compose_train(), resolve=True)
+    write_run_page(tmp_path, config, result, "data: <made up>")
+    page.goto((tmp_path / "index.html").as_uri())
+    playwright.expect(page.locator("h1")).to_have_text("glyphs, test_resnet, 128-d")
+    playwright.expect(page.locator("tr", has_text="selected")).to_contain_text("40.0")
+    assert page.locator("svg").count() == 2
+    assert page.locator("svg").first.bounding_box()["width"] > 300
+    assert pictures_load(page) == [True]
+    assert "batch_size: 120" in page.locator("pre").inner_text()
+
+
+def test_retrieval_page_filters(page, write_images: Callable, tmp_path: Path) -> None:
+    [table] = make_tables(write_images({"a": 2, "b": 2}))
+    models = {"first": [on_circle(*ANGLES)], "second": [on_circle(0, 10, 100, 110)]}
+    write_retrieval_page(tmp_path / "page.html", Splits("made up", table, table), models, [0, 1, 2, 3], k=2)
+    page.goto((tmp_path / "page.html").as_uri())
+    visible = page.locator("section:visible")
+    assert visible.count() == 4
+    assert pictures_load(page) == [True] * 20
+    for show, count in {"miss": 1, "hit": 3, "differ": 1, "all": 4}.items():
+        page.select_option("select", show)
+        assert visible.count() == count
+    page.fill("input", "B ")
+    playwright.expect(page.locator("output")).to_have_text("2 of 4 queries")

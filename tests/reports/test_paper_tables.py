@@ -1,0 +1,155 @@
+"""Runs beside the paper's numbers: which row they stand in, the arithmetic, the marks, the forms, the figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from cli import compose_train, run_entry, run_ok
+from omegaconf import OmegaConf
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports import figures
+from proxy_anchor.reports.paper_tables import Contract, paper_tables, terminal_text
+from proxy_anchor.reports.runs import differences, read_runs
+
+RECALL = {"1": 0.861, "2": 0.917, "4": 0.95, "8": 0.973}
+
+
+def write_run(folder: Path, *overrides: str, recall_1: float = 0.861) -> Path:
+    """A run folder as train.py leaves it, with made-up numbers: two epochs, the first at half the recall."""
+    folder.mkdir(parents=True)
+    OmegaConf.save(compose_train(*overrides), folder / "config.yaml", resolve=True)
+    rows = [
+        {"epoch": epoch, "recall": {**RECALL, "1": share * recall_1}, "train_seconds": 2.0, "validation": None}
+        for epoch, share in ((1, 0.5), (2, 1.0))
+    ]
+    result = {"searched": "test", "selected": rows[1], "best": rows[1], "last": rows[0], "history": rows}
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+CARS = ("dataset=cars", "backbone=bninception")
+
+
+def contract(*overrides: str) -> Contract:
+    config = OmegaConf.to_container(compose_train(*CARS, *overrides), resolve=True)
+    return Contract("made_up", ("tab:eval_cub_cars",), config)
+
+
+def main_row(tables):
+    [row] = [row for row in tables[0].rows if row.ours]
+    return row
+
+
+def test_mean_deviation_n_and_difference_over_seeds(tmp_path):
+    for seed, recall in ((1, 0.85), (2, 0.86), (3, 0.87)):
+        # Where the files lie and how they are read changes nothing in a number.
+        write_run(
+            tmp_path / f"deep/er/{seed}", *CARS, f"seed={seed}", "dataset.root=x", "data.num_workers=3", recall_1=recall
+        )
+    tables = paper_tables(read_runs(tmp_path), [contract("embedding_dim=512")])
+    assert [table.label for table in tables] == ["tab:eval_cub_cars", "tab:eval_cub_cars_supp", "tab:batch_size_fine"]
+    row = main_row(tables)
+    assert (row.method, row.dimension, row.backbone, row.runs, row.mark) == ("Proxy-Anchor", 512, "bninception", 3, "")
+    assert row.paper == {1: 86.1, 2: 91.7, 4: 95.0, 8: 97.3}
+    assert row.ours[1].mean == pytest.approx(86)
+    assert row.ours[1].deviation == pytest.approx(1)
+    assert "86.0 ± 1.0" in (text := terminal_text(tables[0]))
+    assert "-0.1" in text
+    assert "Proxy-Anchor^512  BN" in text
+
+
+def test_another_setting_is_marked_and_makes_a_row_of_its_own(tmp_path):
+    write_run(tmp_path / "a", *CARS)
+    write_run(tmp_path / "b", *CARS, "loss.alpha=16", "dataset.allow_partial=true")
+    rows = [row for row in paper_tables(read_runs(tmp_path), [contract()])[0].rows if row.ours]
+    assert rows[0].mark == ""
+    assert rows[1].mark == (
+        "dataset.allow_partial True (contract False); dataset.load.allow_partial True (contract False); "
+        "loss.alpha 16 (contract 32.0)"
+    )
+
+
+def test_rows_without_contract_or_without_a_row_of_the_paper(tmp_path):
+    write_run(tmp_path / "nca", *CARS, "loss=proxy_nca", "embedding_dim=64")
+    write_run(tmp_path / "lite", "dataset=cars", "backbone=efficientnet_lite0")
+    write_run(tmp_path / "glyphs")
+    tables = {(each.label, each.dataset): each for each in paper_tables(read_runs(tmp_path))}
+    nca, lite = [row for row in tables["tab:eval_cub_cars", "cars"].rows if row.ours]
+    assert (nca.method, nca.paper[1]) == ("Proxy-NCA", 73.2)
+    assert "no contract" in nca.mark
+    assert (lite.backbone, lite.paper, lite.mark) == ("tf_efficientnet_lite0", {}, "the paper has no such row")
+    [glyphs] = tables["glyphs", "glyphs"].rows
+    assert glyphs.backbone == "test_resnet"
+
+
+def test_no_difference_of_a_config_with_itself():
+    config = OmegaConf.to_container(compose_train(*CARS), resolve=True)
+    assert differences(config, config) == []
+
+
+def test_the_command_writes_every_form_and_checks_the_contract(tmp_path):
+    write_run(tmp_path / "runs/a", "experiment=cars_512", "seed=1")
+    write_run(tmp_path / "runs/b", "experiment=cars_512", "seed=2", "optimizer.lr=2e-4")
+    output = run_ok("report.py", "runs=runs", "output=report", cwd=tmp_path)
+    assert "[1] optimizer.lr 0.0002 (contract 0.0001)" in output
+    names = {file.name for file in (tmp_path / "report").iterdir()}
+    assert {"tables.md", "tables.tex", "tables.csv", "recall_by_epoch.svg", "recall_by_epoch.png"} <= names
+    assert "| Proxy-Anchor<sup>512</sup> | BN |" in (tmp_path / "report/tables.md").read_text()
+    latex = (tmp_path / "report/tables.tex").read_text()
+    assert "Proxy-Anchor$^{512}$ & BN" in latex
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3
+    with (tmp_path / "report/tables.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["n"] == "1" and row["table"] == "tab:eval_cub_cars"]
+    assert next(row["difference"] for row in rows if not row["mark"]) == "0.0"
+    assert len(rows) == 8  # two rows of ours, four K
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("runs=nowhere",), ("runs=",), ("run=x",), ("output=x",), ("retrieval=x", "k=0"), ("map=x",), ("map=x", "k=4")],
+)
+def test_bad_arguments_are_one_line(tmp_path, arguments):
+    done = run_entry("report.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_figures_show_what_was_varied_and_nothing_else(tmp_path):
+    for number, dimension in enumerate((64, 512)):
+        for seed in (1, 2):
+            overrides = (f"embedding_dim={dimension}", f"seed={seed}")
+            write_run(tmp_path / f"d/{dimension}/{seed}", *CARS, *overrides, recall_1=0.7 + 0.1 * number + 0.01 * seed)
+    for alpha in (16, 32):
+        for delta in (0, 0.1):
+            write_run(tmp_path / f"a/{alpha}/{delta}", *CARS, f"loss.alpha={alpha}", f"loss.delta={delta}")
+    runs = read_runs(tmp_path / "d")
+    [line] = figures.recall_by_dimension(runs).axes[0].containers
+    assert list(line.lines[0].get_xdata()) == [64, 512]
+    assert list(line.lines[0].get_ydata()) == pytest.approx([71.5, 81.5])
+    with pytest.raises(UsageError, match="nothing to draw"):
+        figures.recall_by_batch_size(runs)
+    with pytest.raises(UsageError, match="two values of each"):
+        figures.alpha_delta_map(runs)
+    grid = figures.alpha_delta_map(read_runs(tmp_path / "a")).axes[0].images[0].get_array()
+    assert grid.shape == (2, 2)
+    names = figures.write_figures(tmp_path / "out", read_runs(tmp_path))
+    assert names == ["recall_by_epoch", "recall_by_seconds", "recall_by_dimension", "alpha_delta_map"]
+    for name in names:
+        assert (tmp_path / "out" / f"{name}.svg").stat().st_size > 1000
+
+
+def test_image_size_goes_with_its_resize(tmp_path):
+    for crop, resize in ((224, 256), (324, 361)):
+        write_run(tmp_path / str(crop), *CARS, f"dataset.images.crop={crop}", f"dataset.images.resize={resize}")
+    [line] = figures.recall_by_image_size(read_runs(tmp_path)).axes[0].containers
+    assert list(line.lines[0].get_xdata()) == [224, 324]
+
+
+def test_worst_classes_stand_first():
+    figure = figures.class_recall_chart({"good": 1.0, "bad": 0.25, "fair": 0.5}, worst=2)
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fair", "bad"]
