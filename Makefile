@@ -4,7 +4,7 @@ VENV ?= .venv
 EXTRA ?= cpu
 BIN = $(VENV)/bin
 
-.PHONY: help install demo test test-slow lint format clean
+.PHONY: help install demo test test-slow fuzz lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -34,6 +34,9 @@ test: $(VENV)/installed-$(EXTRA)-test  ## run the tests (under 10 minutes on 2 c
 
 test-slow: $(VENV)/installed-$(EXTRA)-test  ## run the tests that take more than a minute each
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(VENV)/installed-$(EXTRA)-test  ## run each fuzzing test with 10,000 cases (FUZZ_EXAMPLES=N for others)
+	OMP_NUM_THREADS=1 FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-10000} $(BIN)/python -m pytest -n auto tests/test_fuzz.py
 
 lint: $(VENV)/installed-$(EXTRA)-lint  ## check format, style and types
 	$(BIN)/python -m ruff format --check .

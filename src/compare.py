@@ -7,7 +7,6 @@ is one of `train.py`, in runs/NAME/LOSS/seedN.
 from __future__ import annotations
 
 import gc
-import shutil
 import time
 import traceback
 from pathlib import Path
@@ -57,14 +56,11 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
-    """The result of an earlier run with the same settings, if `place` holds one; what an interrupted one left is removed."""
+    """The result of an earlier run with the same settings, if `place` holds one; an interrupted one is continued."""
     result = read_result(place)
     if result is not None:
         settings.require_same(job, place)
         print("finished before, and kept")
-    elif place.exists():
-        shutil.rmtree(place)
-        print("interrupted before, and begun anew")
     return result
 
 

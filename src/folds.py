@@ -19,7 +19,8 @@ def cross_validate(
     """One run per fold, each in its own folder, and their mean."""
     from proxy_anchor.reports.run import fold_summary, format_folds
 
-    settings.require_new(folder)
+    if cfg.resume == "never":  # otherwise each fold looks into its own folder
+        settings.require_new(folder)
     results = []
     for fold in range(settings.num_folds(cfg)):
         cfg.validation.fold = fold

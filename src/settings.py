@@ -16,12 +16,14 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
+from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.training.processes import rank
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
     from proxy_anchor.data.table import Splits
+    from proxy_anchor.training.checkpoint import Checkpoint
 
 
 def absolute(path: str) -> str:
@@ -81,6 +83,33 @@ def progress_bars(cfg: DictConfig) -> list[pl.Callback]:
 
     on_gpu = cfg.trainer.accelerator != "cpu"
     return [TQDMProgressBar(refresh_rate=20 if on_gpu else 1)] if cfg.trainer.enable_progress_bar else []
+
+
+def one_of_several() -> bool:
+    """Whether this process trains together with others."""
+    return "LOCAL_RANK" in os.environ
+
+
+def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback) -> list[pl.Callback]:
+    """The checkpoints, and what watching a run and continuing it takes."""
+    from proxy_anchor.training.checkpoint_io import run_checkpoints
+    from proxy_anchor.training.resume import RunRecord, StopOnSignal
+
+    every = cfg.trainer.check_val_every_n_epoch
+    checkpoints: list[pl.Callback] = [*run_checkpoints(folder, monitor, every)]
+    # Several processes are not continued yet: each would keep, and stop by, a record of its own.
+    return checkpoints if one_of_several() else [health, RunRecord(), StopOnSignal(), *checkpoints]
+
+
+def run_metadata(cfg: DictConfig, splits: Splits, before: Checkpoint | None) -> dict[str, Any]:
+    """What every checkpoint says about its run, in plain types; raises UsageError when `before` was made of other images."""
+    from proxy_anchor.data.fingerprint import data_fingerprint, require_same_data
+
+    data = data_fingerprint(splits)
+    if before is not None:
+        require_same_data(before.metadata.get("data"), data)
+    config = OmegaConf.to_container(cfg, resolve=True)
+    return {"config": config, "classes": list(splits.train.classes), "data": data}
 
 
 def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
@@ -146,6 +175,38 @@ def require_new(folder: Path) -> None:
         raise UsageError(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
 
 
+def finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
+    """The result of a finished run with these settings in `folder`, which is said and not repeated; None if there is none."""
+    check_choice("resume", cfg.resume, ["auto", "never"])
+    result = read_result(folder) if cfg.resume == "auto" and not one_of_several() else None
+    if result is not None:
+        require_same(cfg, folder)
+        print(f"{folder} holds this run, finished: it is not repeated (its numbers are in {RESULT_FILE}).", flush=True)
+    return result
+
+
+def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
+    """Where an interrupted run with these settings goes on; None for a new run.
+
+    Raises UsageError when the folder holds something else, or resume=never finds anything.
+    """
+    if cfg.resume == "never" or one_of_several() or not any(folder.glob("*")):
+        require_new(folder)
+        return None
+    from proxy_anchor.training.resume import clear_beginning, newest_checkpoint
+
+    if (folder / "config.yaml").is_file():
+        require_same(cfg, folder)
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None:
+        if not clear_beginning(folder):
+            require_new(folder)
+        print("interrupted before its first checkpoint, and begun anew", flush=True)
+        return None
+    print(f"continued after epoch {checkpoint.epoch} of {cfg.trainer.max_epochs} ({checkpoint.path.name})", flush=True)
+    return checkpoint
+
+
 _COMPARISON_KEYS = ("losses", "seeds", "levels")
 
 
@@ -184,17 +245,34 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
 _LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
 
 
+# Neither name nor place of a run, nor what it prints, changes a number of it.
+_UNIMPORTANT = ("run", "logger", "resume", "trainer.enable_progress_bar", "data.num_workers")
+
+
 def require_same(cfg: DictConfig, folder: Path) -> None:
-    """Refuse a finished run whose settings were others: it would stand in a table that does not say so."""
+    """Refuse to take up a run whose settings were others: its numbers would be half of one run, half of the other."""
+    if not (folder / "config.yaml").is_file():
+        raise UsageError(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
     made: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
-    unimportant = ("run", "logger")
-    different = [key for key in {*made, *wanted} if key not in unimportant and made.get(key) != wanted.get(key)]
+    different = [key for key in _differences(made, wanted) if key not in _UNIMPORTANT]
     if different:
         raise UsageError(
             f"{folder} holds a run with other settings ({', '.join(sorted(different))}): choose another run=NAME, or remove "
             "that folder."
         )
+
+
+def _differences(one: Any, other: Any, place: str = "") -> list[str]:
+    """Dotted keys whose values differ, or that only one of two plain dictionaries has."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return [] if one == other else [place]
+    keys = {*one, *other} - ({*_UNIMPORTANT} if not place else set())
+    return [
+        name
+        for key in keys
+        for name in _differences(one.get(key), other.get(key), f"{place}.{key}" if place else str(key))
+    ]
 
 
 # Values of more than one type; everything else has the type of its default.

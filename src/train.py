@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 import entry
 import settings
 from folds import cross_validate
-from proxy_anchor.reports.files import RESULT_FILE, read_result, write_json
+from proxy_anchor.reports.files import read_result
 
 
 def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
@@ -20,12 +20,11 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.models.embedding_net import EmbeddingNet
-    from proxy_anchor.reports.gallery import retrieval_gallery
+    from proxy_anchor.reports.finish import finish_run
     from proxy_anchor.reports.memory import reset_peak_memory
-    from proxy_anchor.reports.model_card import write_model_card
-    from proxy_anchor.reports.run import make_result, summary
-    from proxy_anchor.reports.run_page import write_run_page
-    from proxy_anchor.training.checkpoint_io import BackgroundWriter, run_checkpoints
+    from proxy_anchor.reports.run import make_result
+    from proxy_anchor.training.checkpoint_io import BackgroundWriter
+    from proxy_anchor.training.health import Health
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
@@ -35,14 +34,21 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     # Everything that can refuse the configuration comes before the data.
     settings.make_paths_absolute(cfg)
     settings.check_config(cfg)
-    settings.require_new(folder)
+    if (result := settings.finished(cfg, folder)) is not None:
+        return result
+    before = settings.checkpoint_to_continue(cfg, folder)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=settings.selecting_set(cfg))
-    startup = Startup(entry.STARTED)
+    startup, health = Startup(entry.STARTED), Health(folder)
     trainer = instantiate(
         cfg.trainer,
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
-        callbacks=[startup, recall, *run_checkpoints(folder, recall.monitor), *settings.progress_bars(cfg)],
+        callbacks=[
+            startup,
+            recall,
+            *settings.bookkeeping(cfg, folder, recall.monitor, health),
+            *settings.progress_bars(cfg),
+        ],
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )
@@ -60,23 +66,20 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
-    metadata = {"config": OmegaConf.to_container(cfg, resolve=True), "classes": list(data.splits.train.classes)}
+    metadata = settings.run_metadata(cfg, data.splits, before)
     learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, compile=cfg.compile)
 
     print(data.describe(), settings.describe_training(cfg), sep="\n", flush=True)
-    trainer.validate(learner, data, verbose=False)
-    if trainer.is_global_zero:
-        OmegaConf.save(cfg, folder / "config.yaml", resolve=True)  # not earlier: a refused run leaves nothing
-    print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
-    trainer.fit(learner, data)
+    if before is None:
+        trainer.validate(learner, data, verbose=False)
+        if trainer.is_global_zero:
+            OmegaConf.save(cfg, folder / "config.yaml", resolve=True)  # not earlier: a refused run leaves nothing
+        print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
+    trainer.fit(learner, data, ckpt_path=before and before.path)
 
-    result = make_result(recall, data, trainer, startup.seconds)
+    result = make_result(recall, data, trainer, startup.seconds) | {"warnings": health.warnings}
     if trainer.is_global_zero:
-        retrieval_gallery(data.splits, recall.selected_embeddings).save(folder / "gallery.png")
-        write_model_card(folder, learner.metadata["config"], result, data.describe())
-        write_run_page(folder, learner.metadata["config"], result, data.describe())
-        write_json(folder / RESULT_FILE, result)
-        print(summary(result, folder), flush=True)
+        finish_run(folder, learner.metadata["config"], result, data, recall.selected_embeddings)
     return result
 
 

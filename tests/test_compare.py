@@ -81,12 +81,12 @@ def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
     root = f"dataset.root={compared[0] / 'data' / 'glyphs'}"
     output = run_ok("compare.py", *TWO_BY_TWO, "losses=[proxy_anchor,triplet,supcon]", "seeds=[1,2]", root, cwd=here)
     assert output.count("finished before, and kept") == 3
-    assert output.count("interrupted before, and begun anew") == 1
+    assert output.count("continued after epoch 1 of 1") == 1
     assert (folder / "triplet" / "seed1" / "result.json").stat().st_mtime_ns == before
     assert (folder / "supcon" / "seed2" / "result.json").is_file()
     done = run_entry("compare.py", *TWO_BY_TWO, "losses=[triplet]", "seeds=[1]", root, "optimizer.lr=1e-3", cwd=here)
     assert done.returncode == 2
-    assert "holds a run with other settings (optimizer)" in done.stdout
+    assert "holds a run with other settings (optimizer.lr)" in done.stdout
     assert "supcon" in run_ok("report.py", "comparison", "runs/both", cwd=here)
     assert "0 % noise, best R@1" in run_ok("report.py", "noise", "runs/both", cwd=here)
     for arguments in (["comparison"], ["noise", "runs/nothing"], ["experiments", "runs/both"]):

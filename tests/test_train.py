@@ -261,7 +261,7 @@ def test_a_run_folder_is_never_mixed_with_another_run(tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "runs" / "x").rglob("*") if path.is_file()}
     done = run_entry("train.py", "run=x", "loss.alpha=16", *TINY_GLYPHS, cwd=tmp_path)
     assert done.returncode == 2
-    assert "already holds a run: choose another run=NAME" in done.stderr
+    assert "holds a run with other settings (loss.alpha): choose another run=NAME" in done.stderr
     assert before == {path: path.read_bytes() for path in (tmp_path / "runs" / "x").rglob("*") if path.is_file()}
 
 

@@ -100,6 +100,7 @@ def summary(result: dict[str, Any], folder: Path) -> str:
         f"  {result['seconds_per_epoch']:.1f} s per epoch: {result['train_images_per_second']:.0f} images/s training, "
         f"{result['eval_images_per_second']:.0f} images/s evaluating, on {result['device']}"
     )
+    lines += [f"  warning: {text}" for text in result.get("warnings", [])]
     seconds = result["startup_seconds"]
     lines.append(
         f"  {seconds['total']:.1f} s from the command to the first step: images {seconds['images']:.1f}, first evaluation "

@@ -15,12 +15,21 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 
-def run_checkpoints(folder: Path, monitor: str) -> list[ModelCheckpoint]:
-    """`best.ckpt` by the highest value of `monitor` and `last.ckpt`, after every evaluation."""
+def run_checkpoints(folder: Path, monitor: str, every_n_epochs: int = 1) -> list[ModelCheckpoint]:
+    """`best.ckpt` by the highest value of `monitor` and `last.ckpt`, at the end of every evaluated epoch.
+
+    Not right after the evaluation: the epoch is over only then, and a run continues at the start of the next.
+    """
+    when: dict[str, Any] = {"every_n_epochs": every_n_epochs, "save_on_train_epoch_end": True}
     return [
-        ModelCheckpoint(folder, "best", monitor=monitor, mode="max", enable_version_counter=False),
-        ModelCheckpoint(folder, "last", enable_version_counter=False),
+        ModelCheckpoint(folder, "best", monitor=monitor, mode="max", enable_version_counter=False, **when),
+        ModelCheckpoint(folder, "last", enable_version_counter=False, **when),
     ]
+
+
+def previous_version(path: Path) -> Path:
+    """Where the version before the newest `last.ckpt` is kept, for the case that a disk damages the newest."""
+    return path.with_name(f"{path.name}.previous")
 
 
 class BackgroundWriter(TorchCheckpointIO):
@@ -108,6 +117,8 @@ def write_whole(checkpoint: dict[str, Any], path: Path) -> None:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())  # a rename that reaches the disk before the content would lose both versions
+        if path.name == "last.ckpt" and path.is_file():
+            path.replace(previous_version(path))  # killed here, a run continues from that one
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

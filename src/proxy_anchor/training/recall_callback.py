@@ -42,6 +42,15 @@ class EpochResult:
                 plain[name] = {str(k): value for k, value in plain[name].items()}
         return plain
 
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> EpochResult:
+        """What `as_dict` made plain."""
+        sets = {name: plain[name] and {int(k): value for k, value in plain[name].items()} for name in _SETS}
+        return cls(**{**plain, **sets})
+
+
+_SETS = ("recall", "validation")
+
 
 def format_recall(recall: dict[int, float], digits: int = 1) -> str:
     """'Recall@1 73.9  @2 82.0  ...' in percent."""
@@ -102,6 +111,15 @@ class RecallCallback(pl.Callback):
         """Raise UsageError for a K that these data cannot answer."""
         for query, gallery in splits.evaluated.values():
             check_k(max(self.k), len(query if gallery is None else gallery), gallery is None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All evaluations so far and the selected one's embeddings, for a run that is continued."""
+        return {"history": [each.as_dict() for each in self.history], "selected_embeddings": self.selected_embeddings}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.history = [EpochResult.from_dict(each) for each in state_dict["history"]]
+        self.selected_embeddings = state_dict["selected_embeddings"]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Check K before the first epoch, learn how many images a whole pass has, count queries without a positive."""

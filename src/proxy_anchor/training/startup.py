@@ -24,7 +24,7 @@ class Startup(pl.Callback):
 
     def __init__(self, started: float) -> None:
         self.started = started
-        self.seconds: dict[str, float] = {}
+        self.seconds = {"total": 0.0, "compilation": 0.0}  # stays so where no step was left to take
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
         """Compile and compare; stop the clock."""

@@ -1,0 +1,167 @@
+"""Continuing a run in its folder: which checkpoint to take, and what a checkpoint must hold beside weights and rates."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import CSVLogger
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.files import write_text
+from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
+from proxy_anchor.training.checkpoint_io import previous_version
+
+RECORD_KEY = "run_record"
+STOPPED = 75  # sysexits.h's "temporary failure, try again": the same command continues the run
+_LEFT_BEFORE_A_CHECKPOINT = ("config.yaml", "metrics.csv", "hparams.yaml", "tensorboard", "wandb")
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The last whole checkpoint of a run folder; None where there is none at all.
+
+    A damaged last.ckpt is named on standard output and the version before it is taken.
+    Raises UsageError when all that are there are damaged.
+    """
+    last = folder / "last.ckpt"
+    reasons = []
+    for file in (last, previous_version(last)):
+        if not file.exists():
+            continue
+        try:
+            checkpoint = load_checkpoint(file)
+        except UsageError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            print(f"{reason} The version before it, {file.name} of epoch {checkpoint.epoch}, is used.", flush=True)
+        return checkpoint
+    if reasons:
+        raise UsageError(f"{reasons[0]} There is no earlier one: remove {folder} to begin anew.")
+    return None
+
+
+def clear_beginning(folder: Path) -> bool:
+    """Remove what a run leaves that was killed before its first checkpoint; False when there is anything else."""
+    found = [each for each in folder.iterdir() if each.suffix not in (".partial", ".tmp")]
+    if any(each.name not in _LEFT_BEFORE_A_CHECKPOINT for each in found):
+        return False
+    for each in folder.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    return True
+
+
+class RunRecord(pl.Callback):
+    """Keeps the rows of metrics.csv and the random numbers' state in every checkpoint, and restores them.
+
+    The file on the disk may be ahead of the checkpoint, or half written; the checkpoint's copy is neither.
+    """
+
+    def __init__(self) -> None:
+        self._restored: dict[str, Any] | None = None
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict) -> None:
+        """Add them, as plain types."""
+        # The trainer logs an epoch's means only after its checkpoint.
+        means = {name: float(value) for name, value in trainer.logged_metrics.items() if _is_mean(name)}
+        rng = [torch.get_rng_state()]
+        if pl_module.device.type == "cuda":
+            rng.append(torch.cuda.get_rng_state(pl_module.device))
+        checkpoint[RECORD_KEY] = {
+            "metrics": [_read(logger) for logger in _csv_loggers(trainer)],
+            "means": means | {"epoch": trainer.current_epoch, "step": trainer.global_step - 1},
+            "rng": rng,
+        }
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict) -> None:
+        """Remember them until the loggers are there."""
+        self._restored = checkpoint.get(RECORD_KEY)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the rows up to the checkpoint's epoch back in place of those that the killed run had written."""
+        if self._restored is None:
+            return
+        for logger, text in zip(_csv_loggers(trainer), self._restored["metrics"], strict=False):
+            writer = logger.experiment  # making it removes the file
+            rows = list(csv.DictReader(io.StringIO(text)))
+            means = self._restored["means"]
+            names = sorted({*(rows[0] if rows else ()), *means})
+            stream = io.StringIO(newline="")
+            table = csv.DictWriter(stream, names)
+            table.writeheader()
+            table.writerows([*rows, means])
+            write_text(Path(writer.metrics_file_path), stream.getvalue())
+            writer.metrics_keys = names
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on with the same random numbers."""
+        if self._restored is not None:
+            cpu, *cuda = self._restored["rng"]
+            torch.set_rng_state(cpu.cpu())
+            if cuda and pl_module.device.type == "cuda":
+                torch.cuda.set_rng_state(cuda[0].cpu(), pl_module.device)
+
+
+def _is_mean(name: str) -> bool:
+    return name.startswith("train/") and not name.endswith("_step")
+
+
+def _csv_loggers(trainer: pl.Trainer) -> list[CSVLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, CSVLogger)]
+
+
+def _read(logger: CSVLogger) -> str:
+    logger.save()
+    file = Path(logger.experiment.metrics_file_path)
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+class StopOnSignal(pl.Callback):
+    """Ends training on SIGTERM and SIGUSR1 (a cluster's notice) with exit code STOPPED, the last epoch's checkpoint written.
+
+    The step or evaluation batch that runs is finished first.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen from the first step on, in place of the trainer: it ends `fit` on SIGTERM as if all epochs were done."""
+        if trainer.received_sigterm:
+            self._received = signal.SIGTERM
+        for number in (signal.SIGTERM, getattr(signal, "SIGUSR1", None)):
+            if number is not None:
+                self._before[number] = signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = number
+
+    def _stop(self) -> None:
+        if self._received is not None:
+            print(
+                f"{signal.Signals(self._received).name}: stopped; the same command continues after the last whole epoch.",
+                flush=True,
+            )
+            raise SystemExit(STOPPED)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *arguments: Any, **named: Any) -> None:
+        """Between two steps."""
+        self._stop()
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *arguments: Any, **named: Any) -> None:
+        """Between two batches of an evaluation."""
+        self._stop()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

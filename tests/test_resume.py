@@ -1,0 +1,184 @@
+"""A run that is killed, stopped or damaged, and the same command again: the end is that of an uninterrupted run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+
+RUN = [
+    *TINY_GLYPHS,
+    "trainer.max_epochs=5",
+    "trainer.log_every_n_steps=1",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "logger=csv",
+    "run=x",
+]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The user's folder with an uninterrupted run."""
+    here = tmp_path_factory.mktemp("straight")
+    run_ok("train.py", *RUN, cwd=here)
+    return here
+
+
+@pytest.fixture
+def arguments(straight):
+    return [*RUN, f"dataset.root={straight}/data/glyphs"]
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    """The command, slowed down so that there are moments to kill it at; it writes every checkpoint at once."""
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv.pop(1))\n"
+        "import entry, train\n"
+        "from proxy_anchor.training import checkpoint_io, module\n"
+        "checkpoint_io.BackgroundWriter.__init__.__defaults__ = (0.0,)\n"
+        "step = module.MetricLearner.training_step\n"
+        "module.MetricLearner.training_step = lambda *given: (time.sleep(0.05), step(*given))[1]\n"
+        "entry.run(train.main, 'train')\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(REPOSITORY / "src"), *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
+    """What was printed until a line with this text."""
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(seen)
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return [{name: v for name, v in row.items() if name != "search_seconds"} for row in csv.DictReader(file)]
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Weights, proxies, numbers by epoch and the rows of metrics.csv, except for what a clock says."""
+    mine, theirs = (torch.load(each / "runs/x/last.ckpt", weights_only=True)["state_dict"] for each in (one, other))
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)
+    histories = [json.loads((each / "runs/x/result.json").read_text())["history"] for each in (one, other)]
+    numbers = [[(row["epoch"], row["recall"], row["train_loss"]) for row in history] for history in histories]
+    assert numbers[0] == numbers[1]
+    assert metrics(one / "runs/x") == metrics(other / "runs/x")
+
+
+def kill_and_continue(here: Path, arguments: list[str], straight: Path, chance: random.Random, kills: int) -> None:
+    for _ in range(kills):
+        process = start(*arguments, cwd=here)
+        wait_for_line(process, "learning rates")  # later: moments before it only repeat the start
+        time.sleep(chance.uniform(0, 1.5))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    run_ok("train.py", *arguments, cwd=here)
+    assert_same_end(here, straight)
+
+
+def test_killed_twice_and_started_again(straight, arguments, tmp_path):
+    kill_and_continue(tmp_path, arguments, straight, random.Random(1), kills=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_any_moment(seed, straight, arguments, tmp_path):
+    process, chance = start(*arguments, cwd=tmp_path), random.Random(seed)
+    time.sleep(chance.uniform(2, 10))  # from the imports to the last epoch
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    run_ok("train.py", *arguments, cwd=tmp_path)
+    assert_same_end(tmp_path, straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_stops_with_a_code_of_its_own(number, straight, arguments, tmp_path):
+    process = start(*arguments, cwd=tmp_path)
+    wait_for_line(process, "epoch 2/5")
+    process.send_signal(number)
+    rest, _ = process.communicate()
+    assert process.returncode == 75
+    assert f"{number.name}: stopped; the same command continues" in rest
+    assert "continued after epoch 2 of 5 (last.ckpt)" in run_ok("train.py", *arguments, cwd=tmp_path)
+    assert_same_end(tmp_path, straight)
+
+
+@pytest.fixture
+def interrupted(straight, tmp_path):
+    """A copy of the finished run as if it had been killed just before its end."""
+    shutil.copytree(straight / "runs", tmp_path / "runs")
+    (tmp_path / "runs/x/result.json").unlink()
+    return tmp_path
+
+
+def test_killed_between_the_last_epoch_and_the_result(interrupted, straight, arguments):
+    assert "continued after epoch 5 of 5" in run_ok("train.py", *arguments, cwd=interrupted)
+    assert_same_end(interrupted, straight)
+
+
+def test_a_truncated_checkpoint_is_said_and_the_one_before_is_used(interrupted, straight, arguments):
+    last = interrupted / "runs/x/last.ckpt"
+    os.truncate(last, last.stat().st_size // 2)
+    output = run_ok("train.py", *arguments, cwd=interrupted)
+    assert "is damaged or no checkpoint" in output
+    assert "last.ckpt.previous of epoch" in output
+    assert_same_end(interrupted, straight)
+
+
+def test_with_no_whole_checkpoint_the_run_is_refused(interrupted, arguments):
+    for file in (interrupted / "runs/x").glob("last.ckpt*"):
+        file.write_bytes(b"")
+    done = run_entry("train.py", *arguments, cwd=interrupted)
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+    assert "There is no earlier one" in done.stderr
+
+
+def test_a_finished_run_is_not_repeated(straight, arguments):
+    before = (straight / "runs/x/last.ckpt").stat().st_mtime_ns
+    assert "finished: it is not repeated" in run_ok("train.py", *arguments, cwd=straight)
+    assert (straight / "runs/x/last.ckpt").stat().st_mtime_ns == before
+    done = run_entry("train.py", *arguments, "resume=never", cwd=straight)
+    assert "already holds a run: choose another run=NAME" in done.stderr
+
+
+def test_other_settings_are_named(interrupted, arguments):
+    done = run_entry("train.py", *arguments, "loss.alpha=16", "optimizer.lr=1e-3", cwd=interrupted)
+    assert done.returncode == 2
+    assert "holds a run with other settings (loss.alpha, optimizer.lr)" in done.stderr
+    assert (interrupted / "runs/x/last.ckpt").is_file()
+
+
+def test_other_images_on_resume_are_refused(interrupted, straight):
+    shutil.copytree(straight / "data", interrupted / "data")
+    config = interrupted / "runs/x/config.yaml"
+    config.write_text(config.read_text().replace(str(straight), str(interrupted)))
+    changed = sorted((interrupted / "data").rglob("*.png"))[0]
+    with changed.open("ab") as file:
+        file.write(b"more")
+    done = run_entry("train.py", *RUN, cwd=interrupted)
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+    assert "images are not those that this run began with" in done.stderr
+    assert (interrupted / "runs/x/last.ckpt").is_file()
