@@ -77,7 +77,7 @@ def num_folds(cfg: DictConfig) -> int:
     return cfg.validation.num_folds
 
 
-def progress_bars(cfg: DictConfig) -> list[pl.Callback]:
+def _progress_bars(cfg: DictConfig) -> list[pl.Callback]:
     """The trainer's bar, if it is on, looking at the loss every 20 steps: each look waits for the GPU."""
     from pytorch_lightning.callbacks import TQDMProgressBar
 
@@ -91,12 +91,12 @@ def one_of_several() -> bool:
 
 
 def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback) -> list[pl.Callback]:
-    """The checkpoints, and what watching a run and continuing it takes."""
+    """The checkpoints, the progress bar if it is on, and what watching a run and continuing it takes."""
     from proxy_anchor.training.checkpoint_io import run_checkpoints
     from proxy_anchor.training.resume import RunRecord, StopOnSignal
 
     every = cfg.trainer.check_val_every_n_epoch
-    checkpoints: list[pl.Callback] = [*run_checkpoints(folder, monitor, every)]
+    checkpoints: list[pl.Callback] = [*run_checkpoints(folder, monitor, every), *_progress_bars(cfg)]
     # Several processes are not continued yet: each would keep, and stop by, a record of its own.
     return checkpoints if one_of_several() else [health, RunRecord(), StopOnSignal(), *checkpoints]
 

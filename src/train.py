@@ -43,12 +43,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     trainer = instantiate(
         cfg.trainer,
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
-        callbacks=[
-            startup,
-            recall,
-            *settings.bookkeeping(cfg, folder, recall.monitor, health),
-            *settings.progress_bars(cfg),
-        ],
+        callbacks=[startup, recall, *settings.bookkeeping(cfg, folder, recall.monitor, health)],
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )
