@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,7 +43,9 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
             continue
         for reason in reasons:
             print(f"{reason} The version before it, {file.name} of epoch {checkpoint.epoch}, is used.", flush=True)
-        return checkpoint
+        if file != last:
+            file.replace(last)  # also where no further epoch would write it anew
+        return replace(checkpoint, path=last)
     if reasons:
         raise UsageError(f"{reasons[0]} There is no earlier one: remove {folder} to begin anew.")
     return None
