@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from proxy_anchor.errors import check_int
 from proxy_anchor.losses.precision import KeepsPrecision
@@ -43,10 +43,3 @@ class MetricLoss(KeepsPrecision):
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of (B, D) embeddings in float32 or float64 and (B,) int64 labels: a scalar."""
         raise NotImplementedError
-
-
-def make_proxies(num_classes: int, embedding_dim: int) -> nn.Parameter:
-    """(C, D) proxies, drawn as Proxy-Anchor's: their norm sets how fast they turn, so all losses start with the same one."""
-    proxies = nn.Parameter(torch.empty(num_classes, embedding_dim))
-    nn.init.kaiming_normal_(proxies, mode="fan_out")
-    return proxies

@@ -197,7 +197,7 @@ def supcon(num_classes: int, embedding_dim: int, temperature: float = 0.1) -> PM
 
 
 def _as_proxies(weights: Tensor) -> None:
-    """(D, C) weights drawn as Proxy-Anchor's proxies: their norm sets how fast they turn (see `base.make_proxies`)."""
+    """(D, C) weights drawn as Proxy-Anchor's proxies: their norm sets how fast they turn (see `proxy_anchor.make_proxies`)."""
     nn.init.kaiming_normal_(weights.t(), mode="fan_out")
 
 

@@ -70,6 +70,13 @@ def proxy_anchor_loss(similarities: Tensor, labels: Tensor, alpha: float, delta:
     return positive + negative
 
 
+def make_proxies(num_classes: int, embedding_dim: int) -> nn.Parameter:
+    """(C, D) proxies, drawn as in the released code: their norm sets how fast they turn, so all losses start with this one."""
+    proxies = nn.Parameter(torch.empty(num_classes, embedding_dim))
+    nn.init.kaiming_normal_(proxies, mode="fan_out")
+    return proxies
+
+
 class ProxyAnchorLoss(KeepsPrecision):
     """Pulls each class's proxy to its samples and pushes it from all others, weighted by relative hardness.
 
@@ -105,8 +112,10 @@ class ProxyAnchorLoss(KeepsPrecision):
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
         self.alpha, self.delta = float(alpha), float(delta)
         self.check_labels = check_labels
-        self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim))
-        nn.init.kaiming_normal_(self.proxies, mode="fan_out")
+        self.proxies = self._make_proxies()
+
+    def _make_proxies(self) -> nn.Parameter:
+        return make_proxies(self.num_classes, self.embedding_dim)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Eq. 4 of Kim et al. 2020.

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import check_number
-from proxy_anchor.losses.base import MetricLoss, make_proxies
-from proxy_anchor.losses.proxy_anchor import unit_length
+from proxy_anchor.losses.base import MetricLoss
+from proxy_anchor.losses.proxy_anchor import make_proxies, unit_length
 
 
 def proxy_nca_loss(similarities: Tensor, labels: Tensor) -> Tensor:

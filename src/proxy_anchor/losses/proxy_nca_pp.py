@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxy_anchor.errors import check_number
-from proxy_anchor.losses.base import MetricLoss, make_proxies
-from proxy_anchor.losses.proxy_anchor import unit_length
+from proxy_anchor.losses.base import MetricLoss
+from proxy_anchor.losses.proxy_anchor import make_proxies, unit_length
 
 
 class ProxyNCAPlusPlusLoss(MetricLoss):

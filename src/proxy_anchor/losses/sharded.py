@@ -17,15 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from proxy_anchor.data.sampling import mix
-from proxy_anchor.errors import UsageError, check_int, check_number
+from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.class_block import class_block_loss
-from proxy_anchor.losses.precision import KeepsPrecision
-from proxy_anchor.losses.proxy_anchor import check_range, check_shapes
+from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss, check_range, check_shapes
 
 _ROWS_PER_DRAW = 4096  # proxies drawn at a time, each such block from a seed of its own
 
 
-class ShardedProxyAnchorLoss(KeepsPrecision):
+class ShardedProxyAnchorLoss(ProxyAnchorLoss):
     """`ProxyAnchorLoss` over all processes of the default group: the same value and gradients, a W-th of the memory.
 
     Every process calls it with the whole batch (see `training.gather.gather_batch`) and gets the whole loss. The gradient of
@@ -42,31 +41,15 @@ class ShardedProxyAnchorLoss(KeepsPrecision):
     Raises UsageError for arguments out of range. Where torch.distributed is not initialised, this process owns all.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_dim: int,
-        alpha: float = 32.0,
-        delta: float = 0.1,
-        *,
-        check_labels: bool = True,
-    ) -> None:
-        super().__init__()
-        check_int("num_classes", num_classes, 1)
-        check_int("embedding_dim", embedding_dim, 1)
-        check_number("loss.alpha", alpha, 0, exclusive=True)
-        check_number("loss.delta", delta, 0)
-        self.num_classes, self.embedding_dim = num_classes, embedding_dim
-        self.alpha, self.delta = float(alpha), float(delta)
-        self.check_labels = check_labels
+    def _make_proxies(self) -> nn.Parameter:
         self.distributed = dist.is_available() and dist.is_initialized()
         rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if self.distributed else (0, 1)
-        if num_classes < self.world_size:
+        if self.num_classes < self.world_size:
             raise UsageError(
-                f"num_classes={num_classes} cannot be divided over {self.world_size} processes: each needs one at least."
+                f"num_classes={self.num_classes} cannot be divided over {self.world_size} processes: each needs one at least."
             )
-        self.classes = _share(num_classes, rank, self.world_size)
-        self.proxies = nn.Parameter(_draw(self.classes, num_classes, embedding_dim))
+        self.classes = _share(self.num_classes, rank, self.world_size)
+        return nn.Parameter(_draw(self.classes, self.num_classes, self.embedding_dim))
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Eq. 4 of Kim et al. 2020 over all processes' classes.
@@ -110,10 +93,7 @@ class ShardedProxyAnchorLoss(KeepsPrecision):
 
     def extra_repr(self) -> str:
         """The arguments, for print(module)."""
-        return (
-            f"{self.num_classes}, {self.embedding_dim}, alpha={self.alpha:g}, delta={self.delta:g}, "
-            f"classes={self.classes.start}..{self.classes.stop - 1}"
-        )
+        return f"{super().extra_repr()}, classes={self.classes.start}..{self.classes.stop - 1}"
 
 
 def ignored_by_ddp(module: nn.Module) -> list[str]:

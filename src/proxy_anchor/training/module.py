@@ -14,7 +14,7 @@ from proxy_anchor.data.sampling import PKBatches, share_seen
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
-from proxy_anchor.losses.sharded import ShardedProxyAnchorLoss, ignored_by_ddp
+from proxy_anchor.losses.sharded import ignored_by_ddp
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.compile import CompiledNet
 from proxy_anchor.training.gather import gather_batch
@@ -57,7 +57,7 @@ class MetricLearner(pl.LightningModule):
         super().__init__()
         self.settings = optimizer or OptimizerSettings()
         self.net, self.loss = net, loss
-        if isinstance(loss, (ProxyAnchorLoss, ShardedProxyAnchorLoss, MetricLoss)):
+        if isinstance(loss, (ProxyAnchorLoss, MetricLoss)):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
         self._ddp_params_and_buffers_to_ignore = ignored_by_ddp(self)  # each process has proxies of its own there
         self.metadata = metadata or {}
