@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.guard import NotFinite
 from proxy_anchor.training.health import REPLAY_FILE, Health
 
 
@@ -57,9 +58,9 @@ def test_the_images_and_rates_of_a_step_that_is_not_finite_are_kept(tmp_path):
         current_epoch=1,
         optimizers=[SimpleNamespace(param_groups=[{"name": "proxies", "lr": 0.5}])],
     )
-    health.on_exception(trainer, None, RuntimeError("another"))
+    health.on_exception(trainer, None, UsageError("the search is not finite"))
     assert not (tmp_path / REPLAY_FILE).exists()
-    health.on_exception(trainer, None, UsageError("the loss is not finite at step 7"))
+    health.on_exception(trainer, None, NotFinite("the loss is not finite at step 7"))
     content = json.loads((tmp_path / REPLAY_FILE).read_text())
     assert content["batches"] == [["c", "d"], ["b", "c"]]
     assert (content["step"], content["learning_rates"]) == (7, {"proxies": 0.5})

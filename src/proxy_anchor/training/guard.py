@@ -8,6 +8,10 @@ from torch import Tensor
 from proxy_anchor.errors import UsageError
 
 
+class NotFinite(UsageError):
+    """A loss or gradient that is not finite."""
+
+
 class FiniteGuard:
     """Looks at the loss and the gradient's norm of every step.
 
@@ -36,19 +40,19 @@ class FiniteGuard:
         return 1.0 - flags.all().float()
 
     def check(self) -> None:
-        """Raise UsageError if the step that was shown last had a number that is not finite."""
+        """Raise NotFinite if the step that was shown last had a number that is not finite."""
         if self._flags is None:
             return
         if self._copied is not None:
             self._copied.synchronize()
         loss_finite, gradient_finite = self._flags.tolist()
         if not loss_finite:
-            raise UsageError(
+            raise NotFinite(
                 f"the loss is not finite {self._where}, and no step was taken on it: lower optimizer.lr (or loss.alpha), or "
                 "train with trainer.precision=32."
             )
         if not gradient_finite:
-            raise UsageError(
+            raise NotFinite(
                 f"a gradient is not finite {self._where} although the loss is, and no step was taken on it: lower "
                 "optimizer.lr, or train with trainer.precision=32."
             )

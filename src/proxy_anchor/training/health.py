@@ -10,8 +10,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import write_text
+from proxy_anchor.training.guard import NotFinite
 
 if TYPE_CHECKING:
     from proxy_anchor.training.module import MetricLearner
@@ -92,7 +92,7 @@ class Health(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Write step, rates and the images of the last two batches, from which the step can be repeated."""
-        if not isinstance(exception, UsageError) or "not finite" not in str(exception):
+        if not isinstance(exception, NotFinite):
             return
         table = trainer.datamodule.splits.train  # type: ignore[attr-defined]
         content = {
