@@ -23,12 +23,13 @@ from PIL import Image
 from torch.nn import functional as F
 
 from proxy_anchor.data.crops import CentralCrop
+from proxy_anchor.data.images import default_num_workers
 from proxy_anchor.data.inputs import InputImages, collate_readable, find_images
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.reports.files import write_json
 from proxy_anchor.reports.run import device_name, versions
 from proxy_anchor.reports.tables import format_table
-from proxy_anchor.retrieval.embedder import Embedder, default_num_workers
+from proxy_anchor.retrieval.embedder import Embedder
 from proxy_anchor.retrieval.index import VectorIndex
 from proxy_anchor.retrieval.search import resolve_engine
 from proxy_anchor.training.trained import TrainedNet, load_trained

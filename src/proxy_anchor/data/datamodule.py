@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from proxy_anchor.data.crops import CentralCrop, RandomCrops
 from proxy_anchor.data.device_loader import CroppedBatches, StoredBatches
-from proxy_anchor.data.images import ImageDataset
+from proxy_anchor.data.images import ImageDataset, default_num_workers
 from proxy_anchor.data.pixels import (
     SHARED_MEMORY,
     Form,
@@ -33,12 +33,6 @@ from proxy_anchor.errors import UsageError, check_choice, check_int
 DECODE = ("auto", "cpu", "gpu")
 CACHE = ("auto", "gpu", "ram", "disk", "none")
 _SHARE = 0.5  # of free memory that pixels may take: the rest is the network's, and other processes'
-
-
-def _num_cores() -> int:
-    """The cores for this process: those that it may use, or all (macOS, Windows), divided among a host's ranks."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -101,7 +95,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.batch_size = batch_size
         self.images_per_class = images_per_class
         self.eval_batch_size = eval_batch_size or batch_size
-        self.num_workers = min(_num_cores(), 16) if num_workers is None else num_workers
+        self.num_workers = default_num_workers() if num_workers is None else num_workers
         self.seed = seed
         # Made here to refuse batches that cannot be filled before training; without training images there are none.
         self.order = self.make_order() if len(splits.train) else None

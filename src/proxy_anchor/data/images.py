@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from proxy_anchor.errors import UsageError
 if TYPE_CHECKING:
     from proxy_anchor.data.pixels import Pixels
 
+# What Pillow raises for a damaged or hostile file; MemoryError comes out of damaged headers of some formats.
+UNREADABLE = (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError)
 Crops = Callable[[Image.Image, int, int], Tensor]  # (image, epoch, row) -> uint8 (3, crop, crop)
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
@@ -55,6 +58,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def reason_of(error: BaseException) -> str:
+    """An error's text on one line, or its kind where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def read_rgb(path: Path) -> Image.Image:
     """Decode an image file to an RGB image.
 
@@ -79,10 +87,16 @@ def open_image(path: Path) -> Iterator[Image.Image]:
             yield image
     except FileNotFoundError as error:
         raise UsageError(f"image {path} is missing: restore it or remove it from the list.") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except UNREADABLE as error:
         is_empty = path.is_file() and path.stat().st_size == 0
-        reason = "empty file" if is_empty else " ".join(str(error).split()) or type(error).__name__
+        reason = "empty file" if is_empty else reason_of(error)
         raise UsageError(f"image {path} cannot be read ({reason}): replace or remove it.") from error
+
+
+def default_num_workers() -> int:
+    """At most 16 of the cores for this process: those that it may use, or all (macOS, Windows), divided among a host's ranks."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(16, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 class ImageDataset(Dataset):

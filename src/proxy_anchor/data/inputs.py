@@ -15,7 +15,7 @@ from PIL import Image, ImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from proxy_anchor.data.images import is_hidden, is_image_file, read_rgb, to_rgb
+from proxy_anchor.data.images import UNREADABLE, is_hidden, is_image_file, read_rgb, reason_of, to_rgb
 from proxy_anchor.data.table import natural_key
 from proxy_anchor.errors import UsageError
 
@@ -89,10 +89,9 @@ def _decode(content: bytes, max_pixels: int | None, formats: tuple[str, ...] | N
                 return to_rgb(image)
     except UsageError:
         raise
-    # MemoryError and struct.error come out of damaged headers of some formats.
-    except (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError, Warning) as error:
+    except (*UNREADABLE, Warning) as error:
         is_unknown = isinstance(error, Image.UnidentifiedImageError)
-        reason = "no image of a known format" if is_unknown else " ".join(str(error).split()) or type(error).__name__
+        reason = "no image of a known format" if is_unknown else reason_of(error)
         raise UsageError(f"the image cannot be read ({'empty' if not content else reason}).") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -15,18 +14,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from proxy_anchor.data.images import default_num_workers
 from proxy_anchor.data.inputs import ImageInput, InputImages, collate_readable, input_key
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.training.trained import TrainedNet
 
 SHARD_IMAGES = 4096  # embedded between two files of a resumable run
 _FEW_IMAGES = 64  # below this, starting worker processes takes longer than decoding
-
-
-def default_num_workers() -> int:
-    """The cores that this process may use, at most 16."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 16)
 
 
 def choose_device(name: str | torch.device | None = None) -> torch.device:
