@@ -117,13 +117,12 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
 
     Where it is more, everything that can refuse the configuration has been asked, so that it is said once.
     """
-    if "LOCAL_RANK" in os.environ or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
+    if one_of_several() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
         return 1
     from hydra.utils import instantiate
 
     make_paths_absolute(cfg)
     check_config(cfg)
-    require_new(folder)
     try:
         trainer = instantiate(cfg.trainer, logger=False, enable_checkpointing=False, default_root_dir=folder)
     except InstantiationException as error:
@@ -136,6 +135,7 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
         raise UsageError(
             f"trainer.num_nodes={trainer.num_nodes}: start it on every node by torchrun or SLURM, see docs/scale.md."
         )
+    require_new(folder)
     return trainer.num_devices
 
 

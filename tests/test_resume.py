@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+from cli import REPOSITORY, TINY_GLYPHS, compose_train, run_entry, run_ok
+
+import settings
+from proxy_anchor.errors import UsageError
 
 RUN = [
     *TINY_GLYPHS,
@@ -184,3 +187,13 @@ def test_other_images_on_resume_are_refused(interrupted, straight):
     assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
     assert "images are not those that this run began with" in done.stderr
     assert (interrupted / "runs/x/last.ckpt").is_file()
+
+
+def test_devices_auto_on_one_device_may_be_continued(tmp_path):
+    # The command asks whether it has to become several processes before it looks for what to continue.
+    (tmp_path / "last.ckpt").touch()
+    cfg = compose_train(*TINY_GLYPHS, "trainer.devices=auto", "trainer.accelerator=cpu", f"dataset.root={tmp_path}")
+    assert settings.ranks_to_start(cfg, tmp_path) == 1
+    several = compose_train(*TINY_GLYPHS, "trainer.devices=2", "trainer.accelerator=cpu", "trainer.strategy=ddp")
+    with pytest.raises(UsageError, match="already holds a run"):
+        settings.ranks_to_start(several, tmp_path)
