@@ -6,6 +6,8 @@ import csv
 import json
 import re
 import shutil
+import signal
+import weakref
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
 from PIL import Image
 
 import settings
+from compare import free_memory
+from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.comparison import Spread, comparison_rows, default_levels, noise_rows, reached
 from proxy_anchor.reports.curves import recall_curves
@@ -175,6 +179,25 @@ def test_label_noise_is_in_the_result_and_not_in_what_is_searched(tmp_path, caps
     assert "16 training labels are wrong on purpose (25.0 %)" in capsys.readouterr().out
     clean = settings.load_splits(compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS))
     assert (settings.load_splits(cfg).query.labels == clean.query.labels).all()
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
+def test_a_run_leaves_no_memory_to_the_next(tmp_path, monkeypatch):
+    made = []
+
+    def remember(self, *arguments, original=ImageDataModule.__init__, **named):
+        original(self, *arguments, **named)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(ImageDataModule, "__init__", remember)
+    train(
+        compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu"),
+        tmp_path / "run",
+    )
+    free_memory()
+    [data] = made
+    assert data() is None  # and with it the decoded images, which a card has to hold
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 # Numbers by hand

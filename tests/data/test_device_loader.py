@@ -80,6 +80,8 @@ print(int(difference.max()), float((difference > 0).float().mean()))
 
 def test_the_kernel_in_tritons_interpreter_equals_torchvision_to_one_level(tmp_path: Path) -> None:
     pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("a card runs the kernel itself, below")
     images = [photograph(width, height, width) for width, height in [(90, 70), (120, 33), (31, 64)]]
     values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
     torch.save((values, _windows(images, RandomCrops(24), 6), 24), tmp_path / "case.pt")

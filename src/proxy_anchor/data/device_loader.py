@@ -45,7 +45,8 @@ class CroppedBatches:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        make = self._on_device if self.pixels.values.device == self.device else self._from_host
+        # The labels' device has an index, which torch.device("cuda") lacks.
+        make = self._on_device if self.pixels.values.device == self.labels.device else self._from_host
         yield from make()
 
     def _windows(self, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,6 +128,6 @@ class StoredBatches:
         for start in self.rows[:: self.batch_size]:
             rows = slice(start, min(start + self.batch_size, self.rows.stop))
             images = self.images[rows]
-            if images.device != self.device:
+            if images.device != self.labels.device:
                 images = images.pin_memory().to(self.device, non_blocking=True)
             yield images, self.labels[rows], self.indices[rows]

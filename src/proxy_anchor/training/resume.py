@@ -164,7 +164,8 @@ class StopOnSignal(pl.Callback):
         self._stop()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the signals back."""
+        """Give the signals back, unless the trainer has: its handler would keep this run's memory for as long as the process."""
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self._receive:
+                signal.signal(number, handler)
         self._before = {}
