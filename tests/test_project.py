@@ -64,6 +64,10 @@ def test_make_help_lists_every_public_target():
 RESULT_ROWS = {
     "float32": (["seed1", "seed2", "seed3"], ["untrained", "best", "last"]),
     "bf16-mixed": (["seed1_bf16"], ["untrained", "best", "last"]),
+    "bf16-mixed, `speed=fast`": (
+        [*(f"../cars_half_losses/proxy_anchor/seed{seed}/result" for seed in (1, 2)), "fast_seed3"],
+        ["untrained", "best", "last"],
+    ),
     "held-out training classes": ([f"validation_seed{seed}" for seed in (1, 2, 3)], ["selected", "best", "last"]),
 }
 
@@ -75,8 +79,30 @@ def test_results_table_is_what_the_runs_wrote(row):
     runs = [json.loads((folder / f"{name}.json").read_text()) for name in files]
     cells = [f"{100 * statistics.mean(run[which]['recall']['1'] for run in runs):.1f}" for which in epochs]
     [line] = [
-        line for line in (REPOSITORY / "docs" / "results.md").read_text().splitlines() if line.startswith(f"| {row}")
+        line for line in (REPOSITORY / "docs" / "results.md").read_text().splitlines() if line.startswith(f"| {row} |")
     ]
     found = re.findall(r"\d+\.\d", line.replace("±", " "))
     for cell in cells:
         assert cell in found, (cell, line)
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [(["losses"], ["best R@1", "last R@1"]), (["losses", "noise20", "noise40"], [])],
+    ids=["losses", "noise"],
+)
+def test_comparison_tables_are_what_the_runs_wrote(folders, names):
+    from proxy_anchor.reports.comparison import comparison_rows, noise_rows, read_comparison
+
+    results = [read_comparison(REPOSITORY / "docs" / "results" / f"cars_half_{folder}") for folder in folders]
+    rows = noise_rows(results) if len(results) > 1 else comparison_rows(results[0])
+    text = (REPOSITORY / "docs" / "results.md").read_text()
+    part = text.split("## Wrong labels")[1 if len(results) > 1 else 0].split("## Losses compared")[-1]
+    for row in rows:
+        lines = [line for line in part.splitlines() if line.startswith(f"| `{row['loss']}`")]
+        if not lines:  # not a row of the noise table: no such runs
+            assert "-" in row.values()
+            continue
+        given = [cell.strip(" *") for cell in lines[0].strip("|").split("|")][1:]
+        columns = names or [name for name in row if name != "loss"]
+        assert given[: len(columns)] == [str(row[name]).removesuffix(" (n = 2)") for name in columns]
