@@ -65,6 +65,8 @@ def describe_training(cfg: DictConfig) -> str:
     schedule = f"{cfg.optimizer.schedule} schedule"
     if cfg.optimizer.schedule == "step":
         schedule = f"rates x {cfg.optimizer.lr_gamma:g} every {cfg.optimizer.lr_step_epochs} epochs"
+    if cfg.optimizer.ema_decay is not None:
+        schedule += f", running mean of the weights (decay {cfg.optimizer.ema_decay:g})"
     return (
         f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of batches of "
         f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {schedule}; batch norm {cfg.batch_norm}"
@@ -85,6 +87,16 @@ def _progress_bars(cfg: DictConfig) -> list[pl.Callback]:
     return [TQDMProgressBar(refresh_rate=20 if on_gpu else 1)] if cfg.trainer.enable_progress_bar else []
 
 
+def _running_mean(cfg: DictConfig) -> list[pl.Callback]:
+    """What evaluates and saves the running mean of the weights, where the config asks for it."""
+    from pytorch_lightning.callbacks import WeightAveraging
+    from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+    if cfg.optimizer.ema_decay is None:
+        return []
+    return [WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(cfg.optimizer.ema_decay))]
+
+
 def one_of_several() -> bool:
     """Whether this process trains together with others."""
     return "LOCAL_RANK" in os.environ
@@ -96,7 +108,11 @@ def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback
     from proxy_anchor.training.resume import RunRecord, StopOnSignal
 
     every = cfg.trainer.check_val_every_n_epoch
-    checkpoints: list[pl.Callback] = [*run_checkpoints(folder, monitor, every), *_progress_bars(cfg)]
+    checkpoints: list[pl.Callback] = [
+        *_running_mean(cfg),
+        *run_checkpoints(folder, monitor, every),
+        *_progress_bars(cfg),
+    ]
     # Several processes are not continued yet: each would keep, and stop by, a record of its own.
     return checkpoints if one_of_several() else [health, RunRecord(), StopOnSignal(), *checkpoints]
 

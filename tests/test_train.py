@@ -14,6 +14,8 @@ import torch
 from cli import REPOSITORY, SHARED, TINY_GLYPHS, compose_train, run_entry, run_ok
 from PIL import Image
 
+from train import train
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
@@ -293,3 +295,31 @@ def test_half_of_cars_is_refused_with_counts(tmp_path):
     assert done.returncode == 2
     for text in ("expected 8,054", "found 4,052", "8,131", "4,092", "dataset.allow_partial=true"):
         assert text in done.stderr
+
+
+def test_the_running_mean_is_what_is_evaluated_and_saved(tmp_path, monkeypatch):
+    from proxy_anchor.training.module import MetricLearner
+
+    weights: list[dict[str, torch.Tensor]] = []
+
+    def record(self, *given, original=MetricLearner.optimizer_step):
+        original(self, *given)
+        weights.append({name: value.detach().clone() for name, value in self.state_dict().items()})
+
+    monkeypatch.setattr(MetricLearner, "optimizer_step", record)
+    arguments = ["optimizer.ema_decay=0.5", *TINY_GLYPHS, "trainer.max_epochs=2", "run=mean", "logger=csv"]
+    cfg = compose_train(*arguments, f"dataset.root={tmp_path}/data", "trainer.accelerator=cpu")
+    result = train(cfg, tmp_path / "runs" / "mean")
+    means = dict(weights[0])
+    for step in weights[1:]:
+        for name, value in step.items():
+            means[name] = means[name] + (value - means[name]) / 2 if value.is_floating_point() else means[name]
+    saved = torch.load(tmp_path / "runs" / "mean" / "last.ckpt", weights_only=True)
+    assert len(weights) == 8
+    for name, value in means.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(saved["state_dict"][name], value, rtol=1e-4, atol=1e-6)
+            assert torch.equal(saved["current_model_state"][name], weights[-1][name])
+    run_ok("evaluate.py", "checkpoint=runs/mean/last.ckpt", "output=again.json", cwd=tmp_path)
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert {k: again[f"recall_at_{k}"] for k in map(str, (1, 2, 4, 8))} == result["last"]["recall"]

@@ -103,6 +103,7 @@ def test_defaults_are_the_papers() -> None:
     assert (settings.lr, settings.proxy_lr_mult, settings.weight_decay) == (1e-4, 100, 1e-4)
     assert (settings.schedule, settings.lr_step_epochs, settings.lr_gamma) == ("step", 10, 0.5)
     assert settings.warmup_epochs == 1
+    assert settings.ema_decay is None
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,7 @@ def test_defaults_are_the_papers() -> None:
         *[("lr_step_epochs", bad) for bad in (0, 1.5)],
         *[("lr_gamma", bad) for bad in (0, 1.1)],
         *[("warmup_epochs", bad) for bad in (-1, 0.5)],
+        *[("ema_decay", bad) for bad in (0, 1, 1.5, "half")],
     ],
 )
 def test_values_out_of_range_are_named(name: str, value: object) -> None:

@@ -20,6 +20,8 @@ class OptimizerSettings:
     lr: rate of backbone and head. proxy_lr_mult: the proxies' rate over lr (paper: 100). weight_decay: on every tensor.
     schedule: "step" (times lr_gamma every lr_step_epochs), "cosine" (to zero) or "constant".
     warmup_epochs: first epochs in which only head and proxies move, at full rate; the schedule counts them.
+    ema_decay: share of its old value that the running mean of the weights keeps in a step; that mean is what is evaluated and
+    saved as the network. None: the weights themselves, as in the paper.
     Raises UsageError for a value out of range.
     """
 
@@ -30,6 +32,7 @@ class OptimizerSettings:
     lr_step_epochs: int = 10
     lr_gamma: float = 0.5
     warmup_epochs: int = 1
+    ema_decay: float | None = None
 
     def __post_init__(self) -> None:
         check_number("optimizer.lr", self.lr, 0, exclusive=True)
@@ -39,6 +42,8 @@ class OptimizerSettings:
         check_int("optimizer.lr_step_epochs", self.lr_step_epochs, 1)
         check_number("optimizer.lr_gamma", self.lr_gamma, 0, maximum=1, exclusive=True)
         check_int("optimizer.warmup_epochs", self.warmup_epochs, 0)
+        if self.ema_decay is not None:
+            check_number("optimizer.ema_decay", self.ema_decay, 0, maximum=0.99999, exclusive=True)
 
 
 def make_parameter_groups(
