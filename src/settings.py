@@ -81,10 +81,10 @@ def num_folds(cfg: DictConfig) -> int:
 
 def _progress_bars(cfg: DictConfig) -> list[pl.Callback]:
     """The trainer's bar, if it is on, looking at the loss every 20 steps: each look waits for the GPU."""
-    from pytorch_lightning.callbacks import TQDMProgressBar
+    from proxy_anchor.training.progress import LossBar
 
     on_gpu = cfg.trainer.accelerator != "cpu"
-    return [TQDMProgressBar(refresh_rate=20 if on_gpu else 1)] if cfg.trainer.enable_progress_bar else []
+    return [LossBar(refresh_rate=20 if on_gpu else 1)] if cfg.trainer.enable_progress_bar else []
 
 
 def _running_mean(cfg: DictConfig) -> list[pl.Callback]:

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from cli import TINY_GLYPHS, compose_train
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
+from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -185,3 +188,18 @@ def test_two_and_two_epochs_are_four(
     resumed = make_learner(**settings)
     make_trainer(max_epochs=4, limit_val_batches=0).fit(resumed, make_data(), ckpt_path=file)
     assert moved(snapshot(straight), snapshot(resumed)) == set()
+
+
+def test_nothing_fetches_the_loss_in_every_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Each Tensor.item() would be a wait for the card; the guard's look at the step before is the only one that is meant.
+    cfg = compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu")
+    waits: list[str] = []
+
+    def fetch(self: Tensor, original: Callable = Tensor.item) -> object:
+        frames = [frame.name for frame in traceback.extract_stack()]
+        waits.extend(name for name in ("training_step", "on_batch_end") if name in frames)
+        return original(self)
+
+    monkeypatch.setattr(Tensor, "item", fetch)
+    train(cfg, tmp_path / "run")
+    assert waits == []

@@ -80,7 +80,8 @@ class MetricLearner(pl.LightningModule):
         embeddings, labels = gather_batch(self(images), labels)
         loss = self.loss(embeddings, labels)
         self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(labels))
+        # Not prog_bar: the trainer would fetch it from the card, and wait for it, in every step. See LossBar.
+        self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(labels))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
