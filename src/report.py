@@ -94,7 +94,13 @@ def retrieval(
     """Queries of a finished run with their neighbours, beside another run's, and recall by class; below RUN/report."""
     from proxy_anchor.reports.curves import save_figure
     from proxy_anchor.reports.figures import class_recall_chart
-    from proxy_anchor.reports.retrieval_page import class_recall, select_queries, side_by_side, write_retrieval_page
+    from proxy_anchor.reports.retrieval_page import (
+        class_recall,
+        select_queries,
+        side_by_side,
+        worst_of_classes,
+        write_retrieval_page,
+    )
 
     output = _made(output or run / "report")
     splits, models = _searched([run] if against is None else [run, against])
@@ -105,9 +111,10 @@ def retrieval(
     side_by_side(splits, models, rows, k=_whole("k", k)).save(output / "retrieval.png")
     write_retrieval_page(output / "retrieval.html", splits, models, rows, k=_whole("k", k))
     recall = class_recall(splits, embeddings)
-    save_figure(class_recall_chart(recall), output / "class_recall")
-    worst = sorted(recall.items(), key=lambda each: each[1])[:5]
-    listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in worst)
+    worst = sorted(recall, key=lambda name: (recall[name], name))[:20]
+    chart = class_recall_chart(recall, worst=20, queries=worst_of_classes(splits, embeddings, worst))
+    save_figure(chart, output / "class_recall")
+    listed = ", ".join(f"{name} {100 * recall[name]:.1f}" for name in worst[:5])
     return (
         f"worst classes, Recall@1: {listed}\nwritten to {output}: retrieval.html, retrieval.png, class_recall.svg, .png"
     )
