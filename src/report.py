@@ -53,12 +53,14 @@ def paper(runs: Path, output: Path | None = None) -> str:
     from proxy_anchor.reports.paper_tables import paper_tables, write_paper_tables
     from proxy_anchor.reports.runs import read_runs
 
-    found = read_runs(runs)
+    left_out: list[str] = []
+    found = read_runs(runs, left_out)
     output = runs / "report" if output is None else output
     tables = paper_tables(found, contracts({run.dataset for run in found}))
     text = write_paper_tables(output, tables)
     figures = write_figures(output, found)
-    return f"{text}\nall K: {output / 'tables.md'}, .tex, .csv; figures (.svg, .png): {', '.join(figures)}"
+    notes = "".join(f"\nleft out: {line}" for line in left_out)
+    return f"{text}{notes}\nall K: {output / 'tables.md'}, .tex, .csv; figures (.svg, .png): {', '.join(figures)}"
 
 
 def contracts(datasets: set[str]) -> list[Contract]:

@@ -88,6 +88,40 @@ def test_rows_without_contract_or_without_a_row_of_the_paper(tmp_path):
     assert glyphs.backbone == "test_resnet"
 
 
+def test_folders_that_are_no_finished_run_are_left_out_and_said(tmp_path):
+    good = write_run(tmp_path / "runs/good")
+    damages = {
+        "half": lambda text: text[:9],
+        "list": lambda text: "[]",
+        "nothing": lambda text: "{}",
+        "fold": lambda text: text.replace('"searched": "test"', '"searched": "validation"'),
+    }
+    for name, damage in damages.items():
+        file = write_run(tmp_path / "runs" / name) / "result.json"
+        file.write_text(damage(file.read_text()))
+    (write_run(tmp_path / "runs/killed") / "result.json").unlink()
+    (write_run(tmp_path / "runs/bare") / "config.yaml").unlink()
+    (write_run(tmp_path / "runs/odd") / "config.yaml").write_text("seed: [")
+    (write_run(tmp_path / "runs/old") / "config.yaml").write_text("seed: 1")
+    left_out: list[str] = []
+    assert [run.folder for run in read_runs(tmp_path / "runs", left_out)] == [good]
+    reasons = dict(line.removeprefix(f"{tmp_path}/runs/").split(": ", 1) for line in left_out)
+    assert set(reasons) == {*damages, "killed", "bare", "odd", "old"}
+    assert (reasons["killed"], reasons["bare"]) == ("not finished", "no config.yaml")
+    assert "held-out" in reasons["fold"]
+    output = run_ok("report.py", "runs=runs", "output=report", cwd=tmp_path)
+    assert "left out: runs/killed: not finished" in output
+    assert r"test\_resnet" in (tmp_path / "report/tables.tex").read_text()
+    with pytest.raises(UsageError, match=r"no finished run: .*killed: not finished"):
+        read_runs(tmp_path / "runs/killed")
+
+
+def test_a_seed_that_was_run_twice_is_said(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_run(tmp_path / name, *CARS, f"seed={seed}")
+    assert main_row(paper_tables(read_runs(tmp_path), [contract()])).mark == "seed 1 was run 2 times"
+
+
 def test_no_difference_of_a_config_with_itself():
     config = OmegaConf.to_container(compose_train(*CARS), resolve=True)
     assert differences(config, config) == []

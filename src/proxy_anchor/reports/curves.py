@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from proxy_anchor.errors import check_choice
 
@@ -48,6 +49,7 @@ def recall_curves(
             spread = recall.std(0, ddof=1)
             axes.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
     axes.set_xlabel(_LABELS[against])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(f"Recall@{k} (%)")
     axes.set_title(title)
     axes.grid(alpha=0.3)

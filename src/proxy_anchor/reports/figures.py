@@ -20,7 +20,15 @@ from PIL import Image
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.comparison import Spread
 from proxy_anchor.reports.curves import COLOURS, recall_curves, save_figure
-from proxy_anchor.reports.runs import Run, backbone_abbreviation, backbone_name, by_seed, method_name, settings
+from proxy_anchor.reports.runs import (
+    Run,
+    backbone_abbreviation,
+    backbone_name,
+    by_seed,
+    method_name,
+    settings,
+    told_apart,
+)
 
 DIMENSION, BATCH_SIZE, IMAGE_SIZE = "embedding_dim", "data.batch_size", "dataset.images.crop"
 # The side to which an image is resized goes with the crop that is taken of it.
@@ -179,23 +187,26 @@ def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
 
     A name that several would share also says in which settings they differ.
     """
-    groups = by_seed(runs)
-    short = [f"{_name(group[0].config)}, {group[0].config['embedding_dim']}-d" for group in groups]
+    groups: dict[str, list[list[Run]]] = {}
+    for group in by_seed(runs):
+        config = group[0].config
+        groups.setdefault(f"{_name(config)}, {config['embedding_dim']}-d", []).append(group)
     named: dict[str, list[Mapping[str, Any]]] = {}
-    for group, name in zip(groups, short, strict=True):
-        alike = [settings(each[0].config) for each, other in zip(groups, short, strict=True) if other == name]
-        own = settings(group[0].config)
-        different = sorted(key for key in own if any(each.get(key) != own[key] for each in alike))
-        name = ", ".join([name, *(f"{key.rpartition('.')[2]} {own[key]}" for key in different[:3])])
-        number = sum(each.partition(" (")[0] == name for each in named)
-        named[f"{name} ({number + 1})" if number else name] = [run.result for run in group]
+    for short, alike in groups.items():
+        for group, different in zip(alike, told_apart([each[0].config for each in alike]), strict=True):
+            name = ", ".join([short, *different[:3]])
+            number = sum(each.partition(" (")[0] == name for each in named)
+            named[f"{name} ({number + 1})" if number else name] = [run.result for run in group]
     return named
 
 
 def write_figures(folder: Path, runs: Sequence[Run]) -> list[str]:
-    """Write every figure that these runs can fill, as .svg and .png; returns their names."""
+    """Write every figure that these runs can fill, as .svg and .png; returns their names. Of the smallest K that all have."""
     folder.mkdir(parents=True, exist_ok=True)
-    k = min(int(each) for each in runs[0].result["best"]["recall"])
+    common = set.intersection(*({int(k) for k in row["recall"]} for run in runs for row in run.result["history"]))
+    if not common:
+        return []
+    k = min(common)
     curves = named_groups(runs)
     written = []
     for against in ("epoch", "seconds"):
