@@ -146,7 +146,16 @@ def test_the_command_writes_every_form_and_checks_the_contract(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("runs=nowhere",), ("runs=",), ("run=x",), ("output=x",), ("retrieval=x", "k=0"), ("map=x",), ("map=x", "k=4")],
+    [
+        ("runs=nowhere",),
+        ("runs=",),
+        ("run=x",),
+        ("output=x",),
+        ("retrieval=x", "k=0"),
+        ("map=x",),
+        ("map=x", "k=4"),
+        ("map=x", "method=mds"),
+    ],
 )
 def test_bad_arguments_are_one_line(tmp_path, arguments):
     done = run_entry("report.py", *arguments, cwd=tmp_path)

@@ -9,6 +9,8 @@ from torch import Tensor
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.retrieval.search import as_rows, normalise
 
+METHODS = ("pca", "tsne", "umap")
+
 
 def embedding_map(embeddings: Tensor | np.ndarray, *, method: str = "pca", seed: int = 0) -> np.ndarray:
     """(N, 2) float64 places in [0, 1] of (N, D) embeddings; one embedding lies in the middle.
@@ -19,7 +21,7 @@ def embedding_map(embeddings: Tensor | np.ndarray, *, method: str = "pca", seed:
     machine; t-SNE runs on one thread, because sums over several depend on their order.
     Raises UsageError for NaN, or where scikit-learn or umap-learn is missing.
     """
-    check_choice("method", method, ["pca", "tsne", "umap"])
+    check_choice("method", method, METHODS)
     rows = normalise(as_rows(embeddings, "embeddings").cpu(), "map")
     centred = rows - rows.mean(0)
     _, _, directions = torch.linalg.svd(

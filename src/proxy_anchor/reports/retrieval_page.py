@@ -89,7 +89,7 @@ def select_queries(
     missing = [str(path) for path in paths if Path(path).resolve() not in index]
     if missing or not paths:
         raise UsageError(
-            f"choose=path: expected paths of searched images; not among them: {', '.join(missing) or 'none given'}."
+            f"choose: expected random, worst, or paths of searched images; not among them: {', '.join(missing) or 'none given'}."
         )
     return [index[Path(path).resolve()] for path in paths]
 
