@@ -4,7 +4,7 @@ VENV ?= .venv
 EXTRA ?= cpu
 BIN = $(VENV)/bin
 
-.PHONY: help install demo test test-slow fuzz lint format clean
+.PHONY: help install demo test test-slow fuzz docs lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -38,6 +38,9 @@ test-slow: $(VENV)/installed-$(EXTRA)-test  ## run the tests that take more than
 fuzz: $(VENV)/installed-$(EXTRA)-test  ## run each fuzzing test with 10,000 cases (FUZZ_EXAMPLES=N for others)
 	OMP_NUM_THREADS=1 FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-10000} $(BIN)/python -m pytest -n auto tests/test_fuzz.py
 
+docs: $(VENV)/installed-$(EXTRA)-docs  ## make a site of README, docs/ and notebooks/ in site/html; a broken link fails
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs . site/html
+
 lint: $(VENV)/installed-$(EXTRA)-lint  ## check format, style and types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
@@ -48,4 +51,4 @@ format: $(VENV)/installed-$(EXTRA)-lint  ## rewrite the files in the house forma
 	$(BIN)/python -m ruff check --fix .
 
 clean:  ## remove caches and the virtual environment; data/ and runs/ stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info
+	rm -rf site $(VENV) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

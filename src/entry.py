@@ -76,7 +76,7 @@ class TimmSource(ConfigSource):
             return False
         import timm
 
-        from proxy_anchor.models import bninception, googlenet  # noqa: F401  (importing them registers them with timm)
+        from proxy_anchor.models import registered  # noqa: F401  (registers the networks that timm lacks)
 
         return timm.is_model(self._model_name(config_path))
 

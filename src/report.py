@@ -53,12 +53,14 @@ def paper(runs: Path, output: Path | None = None) -> str:
     from proxy_anchor.reports.paper_tables import paper_tables, write_paper_tables
     from proxy_anchor.reports.runs import read_runs
 
-    found = read_runs(runs)
+    left_out: list[str] = []
+    found = read_runs(runs, left_out)
     output = runs / "report" if output is None else output
     tables = paper_tables(found, contracts({run.dataset for run in found}))
     text = write_paper_tables(output, tables)
     figures = write_figures(output, found)
-    return f"{text}\nall K: {output / 'tables.md'}, .tex, .csv; figures (.svg, .png): {', '.join(figures)}"
+    notes = "".join(f"\nleft out: {line}" for line in left_out)
+    return f"{text}{notes}\nall K: {output / 'tables.md'}, .tex, .csv; figures (.svg, .png): {', '.join(figures)}"
 
 
 def contracts(datasets: set[str]) -> list[Contract]:
@@ -94,20 +96,29 @@ def retrieval(
     """Queries of a finished run with their neighbours, beside another run's, and recall by class; below RUN/report."""
     from proxy_anchor.reports.curves import save_figure
     from proxy_anchor.reports.figures import class_recall_chart
-    from proxy_anchor.reports.retrieval_page import class_recall, select_queries, side_by_side, write_retrieval_page
+    from proxy_anchor.reports.retrieval_page import (
+        class_recall,
+        select_queries,
+        side_by_side,
+        worst_of_classes,
+        write_retrieval_page,
+    )
 
-    output = _made(output or run / "report")
+    neighbours, count = _whole("k", k), _whole("queries", queries)
+    if against is not None and against.resolve() == run.resolve():
+        raise UsageError(f"against={against} is the run itself: expected another run's folder.")
+    output = output or run / "report"
     splits, models = _searched([run] if against is None else [run, against])
     embeddings = next(iter(models.values()))
     paths = [] if choose in ("random", "worst") else choose.split(",")
-    count = _whole("queries", queries)
     rows = select_queries(splits, embeddings, "path" if paths else choose, count=count, paths=paths)
-    side_by_side(splits, models, rows, k=_whole("k", k)).save(output / "retrieval.png")
-    write_retrieval_page(output / "retrieval.html", splits, models, rows, k=_whole("k", k))
+    side_by_side(splits, models, rows, k=neighbours).save(_made(output) / "retrieval.png")
+    write_retrieval_page(output / "retrieval.html", splits, models, rows, k=neighbours)
     recall = class_recall(splits, embeddings)
-    save_figure(class_recall_chart(recall), output / "class_recall")
-    worst = sorted(recall.items(), key=lambda each: each[1])[:5]
-    listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in worst)
+    worst = sorted(recall, key=lambda name: (recall[name], name))[:20]
+    chart = class_recall_chart(recall, worst=20, queries=worst_of_classes(splits, embeddings, worst))
+    save_figure(chart, output / "class_recall")
+    listed = ", ".join(f"{name} {100 * recall[name]:.1f}" for name in worst[:5])
     return (
         f"worst classes, Recall@1: {listed}\nwritten to {output}: retrieval.html, retrieval.png, class_recall.svg, .png"
     )
@@ -120,17 +131,19 @@ def embedding_maps(
     import numpy as np
 
     from proxy_anchor.reports.curves import save_figure
-    from proxy_anchor.reports.embedding_map import embedding_map
+    from proxy_anchor.reports.embedding_map import METHODS, embedding_map
     from proxy_anchor.reports.grid import grid_picture, scatter, snap_to_grid
 
-    output = _made(output or run / "report")
+    check_choice("method", method, METHODS)
+    side, count = _whole("tile", tile), _whole("images", images)
+    output = output or run / "report"
     splits, models = _searched([run])
     [parts] = models.values()
     table, embeddings = splits.gallery or splits.query, parts[-1]
-    chosen = np.sort(np.random.default_rng(0).permutation(len(table))[: _whole("images", images)])
+    chosen = np.sort(np.random.default_rng(0).permutation(len(table))[:count])
     places = embedding_map(embeddings[chosen], method=method)
     paths = [table.paths[row] for row in chosen]
-    grid_picture(paths, snap_to_grid(places), tile=_whole("tile", tile)).save(output / "map.png")
+    grid_picture(paths, snap_to_grid(places), tile=side).save(_made(output) / "map.png")
     save_figure(scatter(places, table.labels[chosen], table.classes), output / "map_classes")
     return f"{len(chosen)} of {len(table)} images; written to {output}: map.png, map_classes.svg, .png"
 
@@ -203,7 +216,7 @@ def main() -> None:
     if any("=" in argument and not argument.startswith("-") for argument in sys.argv[1:2]):
         try:
             print(_from_pairs(sys.argv[1:]))
-        except UsageError as error:
+        except (UsageError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
         return
@@ -219,7 +232,7 @@ def main() -> None:
                 f"{arguments.report} takes {'no' if arguments.folders else 'at least one'} folder of compare.py."
             )
         print(REPORTS[arguments.report](*arguments.folders))
-    except UsageError as error:
+    except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 

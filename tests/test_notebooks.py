@@ -42,3 +42,5 @@ def test_is_kept_executed_and_small(path):
     assert not any(output.output_type == "error" for output in outputs)
     assert str(REPOSITORY) not in path.read_text()
     assert "/tmp/" not in path.read_text()
+    assert "\\u001b" not in path.read_text()  # colours and cursors of a terminal
+    assert not any(output.get("name") == "stderr" for output in outputs)

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from cli import REPOSITORY, TINY_GLYPHS, run_ok
+from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
 
 DOCUMENT = (REPOSITORY / "docs" / "getting_started.md").read_text()
 COMMANDS = re.findall(r"^python src/report\.py .*$", DOCUMENT, re.M)
@@ -41,6 +41,12 @@ def test_choices(here):
     arguments = ("retrieval=runs/first", "against=runs/second", "choose=worst", "queries=5", "k=3", "output=a")
     assert "worst classes, Recall@1: " in run_ok("report.py", *arguments, cwd=here)
     assert (here / "a/retrieval.html").read_text().count("<section") == 5
+    refused = run_entry("report.py", "retrieval=runs/first", "against=runs/first", "output=c", cwd=here)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "another run's folder" in refused.stderr
+    (here / "file").touch()
+    refused = run_entry("report.py", "map=runs/first", "method=pca", "output=file", cwd=here)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     picture = next((here / "data/glyphs").rglob("test/*/*.png"))
     run_ok("report.py", "retrieval=runs/first", f"choose={picture}", "output=b", cwd=here)
     assert picture.name in (here / "b/retrieval.html").read_text()

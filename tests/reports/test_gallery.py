@@ -10,7 +10,7 @@ from PIL import Image
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.reports.gallery import retrieval_gallery
 
-HIT, MISS, BLACK, WHITE = (0x00, 0x9E, 0x73), (0xD5, 0x5E, 0x00), (0, 0, 0), (255, 255, 255)
+HIT, MISS, BLACK, WHITE = (0x00, 0x9E, 0x73), (0xCC, 0x33, 0x11), (0, 0, 0), (255, 255, 255)
 TILE, TEXT, GAP = 96, 14, 6
 
 

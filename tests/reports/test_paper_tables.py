@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from cli import compose_train, run_entry, run_ok
 from omegaconf import OmegaConf
+from PIL import Image
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports import figures
+from proxy_anchor.reports.curves import recall_curves, save_figure
 from proxy_anchor.reports.paper_tables import Contract, paper_tables, terminal_text
 from proxy_anchor.reports.runs import differences, read_runs
 
@@ -86,6 +88,40 @@ def test_rows_without_contract_or_without_a_row_of_the_paper(tmp_path):
     assert glyphs.backbone == "test_resnet"
 
 
+def test_folders_that_are_no_finished_run_are_left_out_and_said(tmp_path):
+    good = write_run(tmp_path / "runs/good")
+    damages = {
+        "half": lambda text: text[:9],
+        "list": lambda text: "[]",
+        "nothing": lambda text: "{}",
+        "fold": lambda text: text.replace('"searched": "test"', '"searched": "validation"'),
+    }
+    for name, damage in damages.items():
+        file = write_run(tmp_path / "runs" / name) / "result.json"
+        file.write_text(damage(file.read_text()))
+    (write_run(tmp_path / "runs/killed") / "result.json").unlink()
+    (write_run(tmp_path / "runs/bare") / "config.yaml").unlink()
+    (write_run(tmp_path / "runs/odd") / "config.yaml").write_text("seed: [")
+    (write_run(tmp_path / "runs/old") / "config.yaml").write_text("seed: 1")
+    left_out: list[str] = []
+    assert [run.folder for run in read_runs(tmp_path / "runs", left_out)] == [good]
+    reasons = dict(line.removeprefix(f"{tmp_path}/runs/").split(": ", 1) for line in left_out)
+    assert set(reasons) == {*damages, "killed", "bare", "odd", "old"}
+    assert (reasons["killed"], reasons["bare"]) == ("not finished", "no config.yaml")
+    assert "held-out" in reasons["fold"]
+    output = run_ok("report.py", "runs=runs", "output=report", cwd=tmp_path)
+    assert "left out: runs/killed: not finished" in output
+    assert r"test\_resnet" in (tmp_path / "report/tables.tex").read_text()
+    with pytest.raises(UsageError, match=r"no finished run: .*killed: not finished"):
+        read_runs(tmp_path / "runs/killed")
+
+
+def test_a_seed_that_was_run_twice_is_said(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_run(tmp_path / name, *CARS, f"seed={seed}")
+    assert main_row(paper_tables(read_runs(tmp_path), [contract()])).mark == "seed 1 was run 2 times"
+
+
 def test_no_difference_of_a_config_with_itself():
     config = OmegaConf.to_container(compose_train(*CARS), resolve=True)
     assert differences(config, config) == []
@@ -110,7 +146,16 @@ def test_the_command_writes_every_form_and_checks_the_contract(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("runs=nowhere",), ("runs=",), ("run=x",), ("output=x",), ("retrieval=x", "k=0"), ("map=x",), ("map=x", "k=4")],
+    [
+        ("runs=nowhere",),
+        ("runs=",),
+        ("run=x",),
+        ("output=x",),
+        ("retrieval=x", "k=0"),
+        ("map=x",),
+        ("map=x", "k=4"),
+        ("map=x", "method=mds"),
+    ],
 )
 def test_bad_arguments_are_one_line(tmp_path, arguments):
     done = run_entry("report.py", *arguments, cwd=tmp_path)
@@ -151,5 +196,49 @@ def test_image_size_goes_with_its_resize(tmp_path):
 
 
 def test_worst_classes_stand_first():
-    figure = figures.class_recall_chart({"good": 1.0, "bad": 0.25, "fair": 0.5}, worst=2)
+    recall = {"good": 1.0, "bad": 0.25, "fair": 0.5}
+    figure = figures.class_recall_chart(recall, worst=2)
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fair", "bad"]
+    query, found = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+    figure = figures.class_recall_chart(recall, worst=2, queries={"bad": [query, found]})
+    shown = [(each.get_extent(), tuple(each.get_array()[0, 0])) for each in figure.axes[1].images]
+    assert [colour for _, colour in shown] == [(255, 0, 0), (0, 0, 255)]
+    assert all(low < 1 < high for (_, _, low, high), _ in shown)  # beside the bar of "bad"
+
+
+def test_runs_with_other_settings_are_not_taken_for_seeds(tmp_path):
+    for alpha in (16, 32):
+        for seed in (1, 2):
+            write_run(tmp_path / f"{alpha}/{seed}", *CARS, f"loss.alpha={alpha}", f"seed={seed}")
+    named = figures.named_groups(read_runs(tmp_path))
+    assert {name: len(group) for name, group in named.items()} == {
+        "cars, Proxy-Anchor, BN, 512-d, alpha 16": 2,
+        "cars, Proxy-Anchor, BN, 512-d, alpha 32": 2,
+    }
+
+
+def test_a_map_over_alpha_and_delta_holds_runs_that_are_alike_in_all_else(tmp_path):
+    for alpha, delta in ((16, 0), (16, 0.1), (32, 0), (32, 0.1)):
+        setting = (f"loss.alpha={alpha}", f"loss.delta={delta}")
+        write_run(tmp_path / f"cars/{alpha}/{delta}", *CARS, *setting, recall_1=0.8)
+    write_run(tmp_path / "cub", "dataset=cub", "backbone=bninception", recall_1=0.6)
+    [axes, _] = figures.alpha_delta_map(read_runs(tmp_path)).axes
+    assert axes.images[0].get_array().ravel().tolist() == pytest.approx([80] * 4)
+    assert axes.get_title().startswith("cars, ")
+
+
+def test_more_curves_than_colours_stay_apart(tmp_path):
+    for alpha in range(1, 13):
+        write_run(tmp_path / str(alpha), *CARS, f"loss.alpha={alpha}")
+    figure = recall_curves(figures.named_groups(read_runs(tmp_path)))
+    assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 12
+    assert figure.legends
+
+
+def test_the_same_figure_gives_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        save_figure(figures.class_recall_chart({"x": 0.5, "y": 0.2}), tmp_path / name / "chart")
+    for suffix in (".svg", ".png"):
+        first, second = ((tmp_path / name / "chart").with_suffix(suffix).read_bytes() for name in ("a", "b"))
+        assert first == second

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
@@ -14,6 +16,7 @@ from proxy_anchor.reports.retrieval_page import (
     class_recall,
     select_queries,
     side_by_side,
+    worst_of_classes,
     worst_queries,
     write_retrieval_page,
 )
@@ -56,6 +59,15 @@ def test_choices(splits):
         select_queries(splits, embeddings, "path", paths=["nowhere.png"])
     with pytest.raises(UsageError, match="choose=best is not known"):
         select_queries(splits, embeddings, "best")
+
+
+def test_the_worst_query_of_a_class_with_what_it_found(splits):
+    shown = worst_of_classes(splits, [on_circle(*ANGLES)], ["b", "a"])
+    assert list(shown) == ["b", "a"]
+    for name, (query, found) in {"b": (2, 1), "a": (1, 0)}.items():
+        for picture, row in zip(shown[name], (query, found), strict=True):
+            expected = Image.open(splits.query.paths[row]).resize(picture.size, Image.Resampling.BICUBIC)
+            assert np.abs(np.asarray(picture, float) - np.asarray(expected, float)).mean() < 1
 
 
 def test_two_models_beside_each_other(splits, tmp_path):

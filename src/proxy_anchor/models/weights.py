@@ -19,7 +19,7 @@ from timm.models import load_state_dict
 from torch import Tensor, nn
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.models import bninception, googlenet  # noqa: F401  (importing them registers them with timm)
+from proxy_anchor.models import registered  # noqa: F401  (registers the networks that timm lacks)
 
 _PROBE_SECONDS = 5.0  # the hub's own client retries for 45 s before it says that there is no network
 

@@ -7,9 +7,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from proxy_anchor.errors import check_choice
 
@@ -20,7 +22,7 @@ _LABELS = {"epoch": "epoch", "seconds": "training time in seconds (evaluation no
 
 
 def recall_curves(
-    results: Mapping[str, Sequence[dict[str, Any]]], *, against: str = "epoch", k: int = 1, title: str = ""
+    results: Mapping[str, Sequence[Mapping[str, Any]]], *, against: str = "epoch", k: int = 1, title: str = ""
 ) -> Figure:
     """A line per name: the mean of Recall@k over its runs, with a band of one standard deviation where there are several.
 
@@ -28,7 +30,8 @@ def recall_curves(
     Epochs that not all runs of a name have are left out.
     """
     check_choice("against", against, _LABELS)
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    many = len(results) > len(COLOURS)
+    figure = Figure(figsize=(11 if many else 6.4, 6 if many else 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for index, (name, runs) in enumerate(results.items()):
@@ -39,21 +42,26 @@ def recall_curves(
             x = np.array([row["epoch"] for row in histories[0]])
         else:
             x = np.array([list(accumulate(row["train_seconds"] for row in history)) for history in histories]).mean(0)
-        colour, form = COLOURS[index % len(COLOURS)], _FORMS[index % len(_FORMS)]
+        colour, form = COLOURS[index % len(COLOURS)], _FORMS[(index + index // len(COLOURS)) % len(_FORMS)]
         middle = recall.mean(0)
         axes.plot(x, middle, form, color=colour, linewidth=1.8, label=f"{name} (n = {len(runs)})")
         if len(runs) > 1:
             spread = recall.std(0, ddof=1)
             axes.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
     axes.set_xlabel(_LABELS[against])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(f"Recall@{k} (%)")
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+    if many:  # they would cover the lines
+        figure.legend(loc="outside right upper", frameon=False, fontsize="x-small")
+    else:
+        axes.legend(frameon=False, fontsize="small")
     return figure
 
 
 def save_figure(figure: Figure, file: Path) -> None:
-    """Write `file`.svg and `file`.png."""
-    figure.savefig(file.with_suffix(".svg"), metadata={"Date": None})
+    """Write `file`.svg and `file`.png; the same figure gives the same bytes."""
+    with matplotlib.rc_context({"svg.hashsalt": file.name}):
+        figure.savefig(file.with_suffix(".svg"), metadata={"Date": None})
     figure.savefig(file.with_suffix(".png"), dpi=120)

@@ -9,16 +9,19 @@ from torch import Tensor
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.retrieval.search import as_rows, normalise
 
+METHODS = ("pca", "tsne", "umap")
+
 
 def embedding_map(embeddings: Tensor | np.ndarray, *, method: str = "pca", seed: int = 0) -> np.ndarray:
     """(N, 2) float64 places in [0, 1] of (N, D) embeddings; one embedding lies in the middle.
 
     method: "pca" (the two directions of largest variance) or "tsne" (van der Maaten & Hinton 2008, by scikit-learn,
     started from the PCA; some 10 s for 2,000 images on one core) or "umap" (McInnes et al. 2018, by umap-learn, which is not
-    among the dependencies). The same seed gives the same map on one machine.
+    among the dependencies). The same seed gives the same map on one
+    machine; t-SNE runs on one thread, because sums over several depend on their order.
     Raises UsageError for NaN, or where scikit-learn or umap-learn is missing.
     """
-    check_choice("method", method, ["pca", "tsne", "umap"])
+    check_choice("method", method, METHODS)
     rows = normalise(as_rows(embeddings, "embeddings").cpu(), "map")
     centred = rows - rows.mean(0)
     _, _, directions = torch.linalg.svd(
@@ -41,11 +44,13 @@ def embedding_map(embeddings: Tensor | np.ndarray, *, method: str = "pca", seed:
 def _tsne(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
     try:
         from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits  # a dependency of scikit-learn
     except ImportError as error:
         raise UsageError("method=tsne needs scikit-learn: pip install scikit-learn, or use method=pca.") from error
     spread = start / max(float(start[:, 0].std()), 1e-12) * 1e-4  # as scikit-learn scales its own PCA start
     perplexity = min(30.0, (len(rows) - 1) / 3)
-    return TSNE(init=spread, perplexity=perplexity, random_state=seed).fit_transform(rows.astype(np.float32))
+    with threadpool_limits(1):
+        return TSNE(init=spread, perplexity=perplexity, random_state=seed).fit_transform(rows.astype(np.float32))
 
 
 def _umap(rows: np.ndarray, seed: int) -> np.ndarray:

@@ -15,11 +15,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.comparison import Spread
 from proxy_anchor.reports.curves import COLOURS, recall_curves, save_figure
-from proxy_anchor.reports.runs import Run, backbone_abbreviation, backbone_name, method_name, settings
+from proxy_anchor.reports.runs import (
+    Run,
+    backbone_abbreviation,
+    backbone_name,
+    by_seed,
+    method_name,
+    settings,
+    told_apart,
+)
 
 DIMENSION, BATCH_SIZE, IMAGE_SIZE = "embedding_dim", "data.batch_size", "dataset.images.crop"
 # The side to which an image is resized goes with the crop that is taken of it.
@@ -93,13 +102,20 @@ def _recall_by(runs: Sequence[Run], key: str, label: str, *, k: int) -> Figure:
 def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
     """Recall@k as a heat map over Proxy-Anchor's alpha (scale) and delta (margin), the paper's fig:hyper_params.
 
+    Of runs that are alike in all else; where several such families were run, the one with most pairs of values.
     Raises UsageError unless at least two alphas and two deltas were run.
     """
-    found: dict[tuple[float, float], list[float]] = {}
+    families: dict[str, dict[tuple[float, float], list[float]]] = {}
+    names = {}
     for run in runs:
         if method_name(run.config) == "Proxy-Anchor":
-            loss = run.config["loss"]
-            found.setdefault((float(loss["alpha"]), float(loss["delta"])), []).append(run.recall(k))
+            rest = {key: v for key, v in settings(run.config).items() if key not in ("loss.alpha", "loss.delta")}
+            family, loss = repr(sorted(rest.items())), run.config["loss"]
+            pair = (float(loss["alpha"]), float(loss["delta"]))
+            families.setdefault(family, {}).setdefault(pair, []).append(run.recall(k))
+            names[family] = f"{_name(run.config)}, {run.config['embedding_dim']}-d"
+    largest = max(families, key=lambda family: len(families[family]), default="")
+    found = families.get(largest, {})
     alphas, deltas = (sorted({key[axis] for key in found}) for axis in (0, 1))
     if len(alphas) < 2 or len(deltas) < 2:
         raise UsageError("a map over alpha and delta needs Proxy-Anchor runs with at least two values of each.")
@@ -117,21 +133,40 @@ def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
             axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour)
     axes.set_xticks(range(len(alphas)), [f"{each:g}" for each in alphas])
     axes.set_yticks(range(len(deltas)), [f"{each:g}" for each in deltas])
-    axes.set(xlabel="alpha", ylabel="delta")
+    axes.set(xlabel="alpha", ylabel="delta", title=names[largest])
     figure.colorbar(image, label=f"Recall@{k} (%)")
     return figure
 
 
-def class_recall_chart(recall: Mapping[str, float], *, worst: int = 20, k: int = 1) -> Figure:
-    """The worst classes by name as bars, beside all classes in order. recall: {class: Recall@k of its queries, in [0, 1]}."""
+def class_recall_chart(
+    recall: Mapping[str, float],
+    *,
+    worst: int = 20,
+    k: int = 1,
+    queries: Mapping[str, Sequence[Image.Image]] | None = None,
+) -> Figure:
+    """The worst classes by name as bars, beside all classes in order. recall: {class: Recall@k of its queries, in [0, 1]}.
+
+    queries: {class: (its worst query, what that found first)}, shown beside the bars; None: not shown.
+    """
     ordered = sorted(recall.items(), key=lambda each: (each[1], each[0]))
-    figure = Figure(figsize=(8, 0.6 + 0.24 * max(12, min(worst, len(ordered)))), layout="constrained")
+    line = 0.24 if queries is None else 0.4
+    figure = Figure(figsize=(9, 0.6 + line * max(12, min(worst, len(ordered)))), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    left, middle, right = figure.subplots(1, 3, width_ratios=[3, 0.01 if queries is None else 0.75, 3])
     names, values = zip(*reversed(ordered[:worst]), strict=True)
     left.barh(range(len(names)), [100 * value for value in values], color=COLOURS[1])
-    left.set_yticks(range(len(names)), [name[:28] for name in names], fontsize="small")
-    left.set(xlabel=f"Recall@{k} (%)", title=f"worst {len(names)} classes", xlim=(0, 100))
+    shown = [name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}" for name in names]
+    left.set_yticks(range(len(names)), shown, fontsize="small")
+    left.set(
+        xlabel=f"Recall@{k} (%)", title=f"worst {len(names)} classes", xlim=(0, 100), ylim=(-0.6, len(names) - 0.4)
+    )
+    for row, name in enumerate(names):
+        for column, picture in enumerate((queries or {}).get(name, ())):
+            place = (column, column + 0.9, row - 0.45, row + 0.45)
+            middle.imshow(np.asarray(picture), extent=place, aspect="auto", interpolation="antialiased")
+    middle.set(xlim=(0, 2), ylim=left.get_ylim(), title="" if queries is None else "query, found")
+    middle.axis("off")
     right.plot([100 * value for _, value in ordered], color=COLOURS[0])
     right.set(
         xlabel="class, worst first", ylabel=f"Recall@{k} (%)", title=f"all {len(ordered)} classes", ylim=(-2, 102)
@@ -147,18 +182,36 @@ def _empty() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
+def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
+    """{name: results of the seeds} of runs that differ in nothing else, as `recall_curves` takes them.
+
+    A name that several would share also says in which settings they differ.
+    """
+    groups: dict[str, list[list[Run]]] = {}
+    for group in by_seed(runs):
+        config = group[0].config
+        groups.setdefault(f"{_name(config)}, {config['embedding_dim']}-d", []).append(group)
+    named: dict[str, list[Mapping[str, Any]]] = {}
+    for short, alike in groups.items():
+        for group, different in zip(alike, told_apart([each[0].config for each in alike]), strict=True):
+            name = ", ".join([short, *different[:3]])
+            number = sum(each.partition(" (")[0] == name for each in named)
+            named[f"{name} ({number + 1})" if number else name] = [run.result for run in group]
+    return named
+
+
 def write_figures(folder: Path, runs: Sequence[Run]) -> list[str]:
-    """Write every figure that these runs can fill, as .svg and .png; returns their names."""
+    """Write every figure that these runs can fill, as .svg and .png; returns their names. Of the smallest K that all have."""
     folder.mkdir(parents=True, exist_ok=True)
-    groups: dict[str, list[Any]] = {}
-    for run in runs:
-        groups.setdefault(f"{_name(run.config)}, {run.config['embedding_dim']}-d", []).append(run.result)
-    k = int(next(iter(runs[0].result["best"]["recall"])))
+    common = set.intersection(*({int(k) for k in row["recall"]} for run in runs for row in run.result["history"]))
+    if not common:
+        return []
+    k = min(common)
+    curves = named_groups(runs)
     written = []
-    if len(groups) <= len(COLOURS):
-        for against in ("epoch", "seconds"):
-            save_figure(recall_curves(groups, against=against, k=k), folder / f"recall_by_{against}")
-            written.append(f"recall_by_{against}")
+    for against in ("epoch", "seconds"):
+        save_figure(recall_curves(curves, against=against, k=k), folder / f"recall_by_{against}")
+        written.append(f"recall_by_{against}")
     for draw in (recall_by_dimension, recall_by_batch_size, recall_by_image_size, alpha_delta_map):
         try:
             save_figure(draw(runs, k=k), folder / draw.__name__)

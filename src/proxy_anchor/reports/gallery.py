@@ -14,8 +14,8 @@ from proxy_anchor.data.images import read_rgb
 from proxy_anchor.data.table import Splits
 from proxy_anchor.retrieval.search import search
 
-# Okabe-Ito blue-green and vermilion stay apart for every kind of colour vision.
-_HIT, _MISS = "#009E73", "#D55E00"
+# Okabe and Ito's green and a red that is as far from it for every kind of colour vision as their vermilion.
+HIT, MISS = "#009E73", "#CC3311"
 _TILE, _FRAME, _TEXT, _GAP = 96, 4, 14, 6
 
 
@@ -53,7 +53,7 @@ def retrieval_gallery(
     seed: int = 0,
     queries: Sequence[int] | None = None,
 ) -> Image.Image:
-    """Queries (left column) with their K nearest neighbours, hits framed green and misses orange, similarity below.
+    """Queries (left column) with their K nearest neighbours, hits framed green and misses red, similarity below.
 
     embeddings: [(Q, D)] or [(Q, D), (N, D)], rows in the order of splits.query and splits.gallery.
     queries: rows of splits.query; None: chosen at random, each of another class where there are enough.
@@ -70,10 +70,10 @@ def retrieval_gallery(
         index = chosen[row]
         top = _GAP + row * row_height
         page.paste(_tile(query.paths[index], "black"), (_GAP, top))
-        draw.text((_GAP, top + _TILE), f"query {query.classes[query.labels[index]]}"[:18], "black", font)
+        draw.text((_GAP, top + _TILE), _fitted(query.classes[query.labels[index]], font), "black", font)
         for column, each in enumerate(neighbours, start=1):
             left = 2 * _GAP + column * (_TILE + _GAP)
-            page.paste(_tile(gallery.paths[each.index], _HIT if each.is_hit else _MISS), (left, top))
+            page.paste(_tile(gallery.paths[each.index], HIT if each.is_hit else MISS), (left, top))
             # A sign beside the colour, so that the picture also reads in grey.
             draw.text((left, top + _TILE), f"{'hit ' if each.is_hit else 'miss'} {each.similarity:.2f}", "black", font)
     return page
@@ -86,6 +86,16 @@ def choose_queries(labels: np.ndarray, num_queries: int, seed: int) -> list[int]
     one_per_class = order[np.sort(first)]
     rest = order[~np.isin(order, one_per_class)]
     return [int(index) for index in np.concatenate([one_per_class, rest])[:num_queries]]
+
+
+def _fitted(name: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """The name, or as much of its beginning as a tile is wide."""
+    name = name.partition("\n")[0][:_TILE]
+    if font.getlength(name) <= _TILE:
+        return name
+    while font.getlength(f"{name}...") > _TILE:
+        name = name[:-1]
+    return f"{name}..."
 
 
 def _tile(path: Path, colour: str) -> Image.Image:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,15 @@ from typing import Any
 from proxy_anchor.reports.comparison import Spread
 from proxy_anchor.reports.files import write_text
 from proxy_anchor.reports.paper import PaperResult, paper_results
-from proxy_anchor.reports.runs import Run, backbone_abbreviation, backbone_name, by_seed, differences, method_name
+from proxy_anchor.reports.runs import (
+    Run,
+    backbone_abbreviation,
+    backbone_name,
+    by_seed,
+    differences,
+    method_name,
+    told_apart,
+)
 from proxy_anchor.reports.tables import format_table
 
 MAIN_TABLES = {
@@ -98,7 +107,7 @@ def paper_tables(runs: Sequence[Run], contracts: Sequence[Contract] = ()) -> lis
             placed |= found
             if found or label == main:
                 made.append((label, rows))
-        extra = [_own_row(group) for index, group in enumerate(groups) if index not in placed]
+        extra = _own_rows([group for index, group in enumerate(groups) if index not in placed])
         if main not in labels:
             made.append((main, []))
         made.sort(key=lambda each: each[0] != main)
@@ -140,18 +149,34 @@ def _row(
         config = group[0].config
         found = [each for each in contracts if label in each.tables and _is_row(each.config, row)]
         found = [each for each in found if each.config["dataset"]["name"] == row.dataset]
-        mark = (
-            "; ".join(differences(config, found[0].config)) if found else "conf/experiment has no contract for this row"
-        )
+        marks = differences(config, found[0].config) if found else ["conf/experiment has no contract for this row"]
+        mark = "; ".join([*marks, *_repeated_seeds(group)])
         ours, last = _recall(group)
     return Row(row.method, row.dimension, row.backbone, row.crop, row.batch_size, recall, ours, last, mark)
 
 
-def _own_row(group: Sequence[Run]) -> Row:
-    config = group[0].config
-    images, batch_size = config["dataset"]["images"], config["data"]["batch_size"]
-    identity = (method_name(config), config["embedding_dim"], backbone_name(config), images["crop"], batch_size)
-    return Row(*identity, {}, *_recall(group), "the paper has no such row")
+def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
+    """Rows without one of the paper's; the mark of those that would look alike says in what they differ."""
+    identities = []
+    for group in groups:
+        config = group[0].config
+        images, batch_size = config["dataset"]["images"], config["data"]["batch_size"]
+        identities.append(
+            (method_name(config), config["embedding_dim"], backbone_name(config), images["crop"], batch_size)
+        )
+    rows = []
+    for identity in dict.fromkeys(identities):
+        alike = [group for group, other in zip(groups, identities, strict=True) if other == identity]
+        for group, different in zip(alike, told_apart([each[0].config for each in alike]), strict=True):
+            mark = "; ".join(["the paper has no such row", *different, *_repeated_seeds(group)])
+            rows.append(Row(*identity, {}, *_recall(group), mark))
+    return rows
+
+
+def _repeated_seeds(group: Sequence[Run]) -> list[str]:
+    """A sentence where one seed was run more than once: the deviation is then not one over seeds."""
+    counts = Counter(run.config.get("seed") for run in group)
+    return [f"seed {seed} was run {count} times" for seed, count in counts.items() if count > 1]
 
 
 def _recall(group: Sequence[Run]) -> tuple[dict[int, Spread], Spread | None]:
@@ -179,7 +204,6 @@ def _markdown(row: Row) -> str:
 
 def _latex(row: Row) -> str:
     name, _, dimension = _plain(row).partition("^")
-    name = name.replace("†", r"$^\dagger$").replace("_", r"\_")
     return f"{name}$^{{{dimension}}}$" if dimension else name
 
 
@@ -245,9 +269,15 @@ def latex_text(table: Table) -> str:
     columns = list(rows[0])
     lines = [f"% {table.label}, {table.dataset}", rf"\begin{{tabular}}{{ll{'r' * (len(columns) - 2)}}}", r"\toprule"]
     lines += [" & ".join(columns) + r" \\", r"\midrule"]
-    lines += [" & ".join(cell.replace("±", r"$\pm$") or "--" for cell in row.values()) + r" \\" for row in rows]
+    lines += [" & ".join(_escaped(cell) or "--" for cell in row.values()) + r" \\" for row in rows]
     lines += [r"\bottomrule", r"\end{tabular}", *(f"% [{number}] {mark}" for mark, number in marks.items()), ""]
     return "\n".join(lines)
+
+
+def _escaped(cell: str) -> str:
+    for plain, latex in (("_", r"\_"), ("%", r"\%"), ("&", r"\&"), ("#", r"\#"), ("±", r"$\pm$"), ("†", r"$^\dagger$")):
+        cell = cell.replace(plain, latex)
+    return cell
 
 
 def csv_text(tables: Sequence[Table]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from proxy_anchor.data.images import read_rgb
@@ -17,7 +17,7 @@ from proxy_anchor.data.inputs import make_thumbnail
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.files import write_text
-from proxy_anchor.reports.gallery import choose_queries, nearest_images, retrieval_gallery
+from proxy_anchor.reports.gallery import HIT, MISS, choose_queries, nearest_images, retrieval_gallery
 from proxy_anchor.retrieval.search import normalise, row_chunks, similarity_chunk
 
 _THUMBNAIL_PX = 96
@@ -49,6 +49,26 @@ def worst_queries(splits: Splits, embeddings: Sequence[Tensor]) -> list[int]:
     return torch.cat(margins).argsort(stable=True).tolist()
 
 
+def worst_of_classes(
+    splits: Splits, embeddings: Sequence[Tensor], classes: Sequence[str]
+) -> dict[str, list[Image.Image]]:
+    """{class: [its worst query, the image that it found first]} as small pictures, for `figures.class_recall_chart`."""
+    query, gallery = splits.query, splits.gallery or splits.query
+    rows: dict[str, int] = {}
+    for row in worst_queries(splits, embeddings):
+        rows.setdefault(query.classes[query.labels[row]], row)
+    chosen = [rows[name] for name in classes]
+    found = nearest_images(splits, embeddings, chosen, 1)
+    size = (_THUMBNAIL_PX, _THUMBNAIL_PX)
+    return {
+        name: [
+            ImageOps.pad(read_rgb(path), size, color="white")
+            for path in (query.paths[row], *(gallery.paths[each.index] for each in hits))
+        ]
+        for name, row, hits in zip(classes, chosen, found, strict=True)
+    }
+
+
 def select_queries(
     splits: Splits,
     embeddings: Sequence[Tensor],
@@ -69,7 +89,7 @@ def select_queries(
     missing = [str(path) for path in paths if Path(path).resolve() not in index]
     if missing or not paths:
         raise UsageError(
-            f"choose=path: expected paths of searched images; not among them: {', '.join(missing) or 'none given'}."
+            f"choose: expected random, worst, or paths of searched images; not among them: {', '.join(missing) or 'none given'}."
         )
     return [index[Path(path).resolve()] for path in paths]
 
@@ -102,9 +122,9 @@ section[hidden] { display: none; }
 .model h2 { writing-mode: vertical-rl; font-size: 12px; margin: 0; }
 figure { margin: 0; width: 104px; overflow-wrap: anywhere; font-size: 12px; }
 figure img { width: 96px; height: 96px; object-fit: contain; border: 4px solid #000; }
-figure.hit img { border-color: #009E73; }
-figure.miss img { border-color: #D55E00; }
-"""
+figure.hit img { border-color: HIT; }
+figure.miss img { border-color: MISS; }
+""".replace("HIT", HIT).replace("MISS", MISS)
 
 _SCRIPT = """
 const form = document.querySelector("form"), sections = [...document.querySelectorAll("section")];
@@ -129,7 +149,7 @@ apply();
 def write_retrieval_page(
     file: Path, splits: Splits, models: Mapping[str, Sequence[Tensor]], queries: Sequence[int], *, k: int = 4
 ) -> None:
-    """A row per query: the query, then its K nearest by each model, similarity below, hits framed green and misses orange.
+    """A row per query: the query, then its K nearest by each model, similarity below, hits framed green and misses red.
 
     Filters: a text in class or path; first neighbour a miss, a hit, or not the same with every model.
     """

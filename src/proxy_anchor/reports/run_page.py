@@ -42,7 +42,7 @@ def write_run_page(folder: Path, config: Mapping[str, Any], result: Mapping[str,
     if gallery.is_file():
         source = base64.b64encode(gallery.read_bytes()).decode()
         picture = (
-            "<h2>Gallery</h2><p>A query in each row (black), its nearest images: hits framed green, misses orange.</p>"
+            "<h2>Gallery</h2><p>A query in each row (black), its nearest images: hits framed green, misses red.</p>"
             f'<img alt="queries with their nearest images" src="data:image/png;base64,{source}">'
         )
     environment = {"device": result["device"], **result["versions"]}

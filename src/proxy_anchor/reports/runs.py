@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import RESULT_FILE, read_result
@@ -79,23 +81,50 @@ class Run:
         return 100 * self.result["selected"]["recall"][str(k)]
 
 
-def read_runs(folder: Path) -> list[Run]:
-    """Every finished run below a folder, however deep: single runs, sweeps, comparisons. Folds are passed over.
+def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
+    """Every finished run below a folder, however deep: single runs, sweeps, comparisons.
 
-    A fold searches held-out training classes: its Recall@K is none of a table. Raises UsageError when no run is left.
+    left_out: is given a line for every other folder with a run's files, which says why it is none: not finished, damaged, or
+    a fold, which searches held-out training classes, so that its Recall@K is none of a table. Raises UsageError when no run
+    is left.
     """
     if not folder.is_dir():
         raise UsageError(f"runs={folder}: no such folder.")
-    runs = []
-    for file in sorted(folder.rglob(RESULT_FILE)):
-        result = read_result(file.parent)
-        if result is None or not (file.parent / CONFIG_FILE).is_file() or result["searched"] != "test":
-            continue
-        config: Any = OmegaConf.to_container(OmegaConf.load(file.parent / CONFIG_FILE))
-        runs.append(Run(file.parent, config, result))
+    runs, reasons = [], [] if left_out is None else left_out
+    for place in sorted({file.parent for name in (RESULT_FILE, CONFIG_FILE) for file in folder.rglob(name)}):
+        try:
+            runs.append(_read_run(place))
+        except UsageError as error:
+            reasons.append(f"{place}: {error}")
     if not runs:
-        raise UsageError(f"runs={folder} holds no finished run: expected {RESULT_FILE} beside {CONFIG_FILE} below it.")
+        found = f"; {reasons[0]}" if reasons else ""
+        raise UsageError(
+            f"runs={folder} holds no finished run: expected {RESULT_FILE} beside {CONFIG_FILE} below it{found}."
+        )
     return runs
+
+
+def _read_run(folder: Path) -> Run:
+    for name in (RESULT_FILE, CONFIG_FILE):
+        if not (folder / name).is_file():
+            raise UsageError("not finished" if name == RESULT_FILE else f"no {name}")
+    try:
+        result = read_result(folder) or {}
+        config: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
+        searched = result["searched"]
+        _ = [result[row]["recall"] for row in ("selected", "best", "last")], result["history"][0]
+        _ = [(row["epoch"], row["recall"], row["train_seconds"]) for row in result["history"]]
+        _ = (
+            [config[key]["name"] for key in ("dataset", "backbone")],
+            config["loss"]["_target_"],
+            config["embedding_dim"],
+        )
+        _ = config["data"]["batch_size"], config["dataset"]["images"]["crop"]
+    except (ValueError, LookupError, TypeError, YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(f"{RESULT_FILE} or {CONFIG_FILE} is damaged ({type(error).__name__})") from error
+    if searched != "test":
+        raise UsageError("searches held-out classes, as a fold does")
+    return Run(folder, config, result)
 
 
 def method_name(config: Mapping[str, Any]) -> str:
@@ -144,6 +173,17 @@ def differences(config: Mapping[str, Any], contract: Mapping[str, Any]) -> list[
 
 def _text(values: Mapping[str, Any], key: str) -> str:
     return str(values[key]) if key in values else "absent"
+
+
+def told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """For each config 'alpha 16' for every setting in which it is not like all the others."""
+    values = [settings(config) for config in configs]
+    keys = sorted({key for each in values for key in each})
+    different = [key for key in keys if len({_text(each, key) for each in values}) > 1]
+    return [
+        [f"{key.removeprefix('dataset.').removeprefix('loss.')} {_text(each, key)}" for key in different]
+        for each in values
+    ]
 
 
 def by_seed(runs: Sequence[Run]) -> list[list[Run]]:

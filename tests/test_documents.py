@@ -1,0 +1,231 @@
+"""README.md and docs/: links and anchors lead somewhere, pictures are small, every command of theirs is one that runs.
+
+Commands on the embedded data or a folder of pictures run here, in small; what docs/search.md and docs/getting_started.md show
+runs in test_search_entries.py and test_report_entries.py; those on a benchmark are composed and checked as far as they get
+without its images.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from cli import REPOSITORY, TINY_GLYPHS, run_ok
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+
+import entry
+import settings
+
+DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def prose(document: Path) -> str:
+    """The text without its code."""
+    return re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(), flags=re.S)
+
+
+def anchors(document: Path) -> set[str]:
+    """Of its headings, as a forge makes them."""
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
+    headings = re.findall(r"^#+ +(.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_and_anchor_leads_somewhere(document):
+    for _, target in LINK.findall(prose(document)):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            file = document.parent / path if path else document
+            assert file.exists(), target
+            assert REPOSITORY in (file.resolve(), *file.resolve().parents), f"{target} leads out of the repository"
+            assert not anchor or anchor in anchors(file), target
+
+
+def test_pictures_are_small_and_shown():
+    shown = {
+        (document.parent / target).resolve()
+        for document in DOCUMENTS
+        for mark, target in LINK.findall(prose(document))
+        if mark and "://" not in target
+    }
+    kept = set((REPOSITORY / "docs" / "pictures").iterdir())
+    assert kept == shown
+    assert all(file.stat().st_size <= 300_000 for file in kept)
+
+
+@pytest.mark.skipif(not find_spec("sphinx") or not find_spec("myst_nb"), reason="the docs extra is not installed")
+def test_the_site_is_built_and_a_broken_link_fails(tmp_path):
+    def build(source: Path) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-W",
+            "--keep-going",
+            "-q",
+            "-b",
+            "html",
+            "-c",
+            "docs",
+            ".",
+            "site/html",
+        ]
+        return subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+
+    for name in ("README.md", "LICENSE", "CITATION.cff", "environment.yml"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    for name in ("docs", "notebooks", "conf", "src", "tests", "benchmarks", "examples", "scripts"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    done = build(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (tmp_path / "site/html/index.html").read_text()
+    for target in ("docs/losses.html", "notebooks/quickstart.html", "_images/retrieval.png"):
+        assert target in page
+        assert (tmp_path / "site/html" / target).is_file()
+    for broken in ("[a](docs/nowhere.md)", "[a](docs/data.md#nowhere)", "![a](nowhere.png)"):
+        (tmp_path / "README.md").write_text((REPOSITORY / "README.md").read_text() + f"\n{broken}\n")
+        assert build(tmp_path).returncode != 0, broken
+
+
+def commands(document: Path) -> list[str]:
+    """The lines of its bash blocks that call a Python file."""
+    blocks = re.findall(r"```bash\n(.*?)```", document.read_text().replace("\\\n", " "), re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line for line in lines if re.match(r"(python|torchrun|sbatch) ", line)]
+
+
+COMMANDS = [pytest.param(line, id=f"{file.stem}: {line}") for file in DOCUMENTS for line in commands(file)]
+
+
+def jobs(overrides: list[str]) -> Iterator[list[str]]:
+    """The overrides of each job of a sweep."""
+    values = [
+        [f"{key}={each}" for each in value.split(",")] if value[:1] not in "[{" else [f"{key}={value}"]
+        for key, value in (each.split("=", 1) for each in overrides)
+    ]
+    return map(list, itertools.product(*values))
+
+
+def check(monkeypatch: pytest.MonkeyPatch, script: str, overrides: list[str]) -> None:
+    """What `python src/SCRIPT OVERRIDES` refuses before it reads anything; raises for it."""
+    name = script.removesuffix(".py")
+    entry.register_plugins()
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        cfg = compose(name, overrides)
+        if name == "compare":
+            whole = compose(name, overrides, return_hydra_config=True)
+            monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
+            settings.comparison_jobs(cfg)
+    if name == "train":
+        settings.check_config(cfg)
+    elif name == "evaluate":
+        settings.check_evaluation(cfg)
+    elif name in ("search", "embed", "export", "app"):
+        settings.check_retrieval(cfg, name)
+    else:
+        assert name in ("prepare", "check", "compare")
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_is_one_that_is_accepted(line, monkeypatch):
+    program, *words = shlex.split(line, comments=True)
+    script, arguments = next((w, words[n + 1 :]) for n, w in enumerate(words) if w.endswith((".py", ".sh")))
+    assert (REPOSITORY / script).is_file()
+    if program == "sbatch":
+        script = "src/train.py"
+    folder, name = script.rsplit("/", 1)
+    if folder != "src" or name == "report.py" or arguments == ["--help"]:
+        return  # benchmarks and reports take no config
+    overrides = [each for each in arguments if each != "-m"]
+    for job in jobs(overrides) if "-m" in arguments else [overrides]:
+        check(monkeypatch, name, job)
+
+
+def test_a_wrong_command_would_be_seen(monkeypatch):
+    with pytest.raises(Exception, match="alhpa"):
+        check(monkeypatch, "train.py", ["loss.alhpa=3"])
+    with pytest.raises(Exception, match="nowhere"):
+        check(monkeypatch, "train.py", ["loss=nowhere"])
+    assert list(jobs(["a=1,2", "b=[3,4]"])) == [["a=1", "b=[3,4]"], ["a=2", "b=[3,4]"]]
+
+
+# What a line of the README needs that is not here, or where it runs instead.
+ELSEWHERE = {
+    "DIR": "the images of a benchmark",
+    "dataset=cub": "the images of a benchmark",
+    "resnet18.pth": "a file of weights",
+    "speed=fast": "a compiler and minutes: tests/training/test_compile.py",
+    "trainer.devices=4": "processes: test_train_ddp.py",
+    "src/app.py": "a server: test_search_entries.py",
+    "format=onnx": "test_search_entries.py",
+    "bf16-mixed": "minutes on a CPU",
+    "logger=wandb": "the wandb extra",
+}
+HERE = [line for line in commands(REPOSITORY / "README.md") if not any(each in line for each in ELSEWHERE)]
+SMALL = {
+    "train.py": TINY_GLYPHS,
+    "train.py folder": [
+        *["data.batch_size=16", "data.num_workers=0", "embedding_dim=16", "trainer.max_epochs=2"],
+        *["dataset.images.crop=64", "dataset.images.resize=64"],
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory) -> Path:
+    """A user's folder: the run that the README names, pictures of 8 classes, the same as a list, and a query."""
+    folder = tmp_path_factory.mktemp("user")
+    run_ok("train.py", "run=NAME", *TINY_GLYPHS, cwd=folder)
+    [glyphs] = (folder / "data" / "glyphs").glob("glyphs-*")
+    shutil.copytree(glyphs / "test", folder / "my_pictures")
+    pictures = sorted((folder / "my_pictures").rglob("*.png"))
+    shutil.copy(pictures[0], folder / "query.jpg")
+    rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in pictures]
+    (folder / "my_pictures.csv").write_text("\n".join(["path,label", *rows, ""]))
+    return folder
+
+
+@pytest.fixture
+def run(user: Path, monkeypatch, capsys) -> Iterator[Callable[[str], str]]:
+    """run(line) is a command of the README in this process: starting one takes seconds."""
+
+    def run_line(line: str) -> str:
+        _, script, *arguments = shlex.split(line, comments=True)
+        name = script.rsplit("/", 1)[1]
+        if arguments != ["--help"]:
+            arguments += SMALL.get(f"{name} folder" if "dataset=folder" in arguments else name, [])
+        monkeypatch.chdir(user)
+        monkeypatch.setattr(sys, "argv", [str(REPOSITORY / script), *arguments])
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as stop:  # --help
+            if stop.code:
+                raise
+        return capsys.readouterr().out
+
+    yield run_line
+    HydraConfig.instance().cfg = None
+
+
+@pytest.mark.parametrize("line", HERE)
+def test_the_readme_runs(line: str, run: Callable) -> None:
+    assert run(line)
+
+
+def test_the_readme_has_commands_that_run():
+    assert {"train.py", "report.py", "evaluate.py", "search.py", "embed.py"} <= {
+        shlex.split(line)[1].rsplit("/", 1)[1] for line in HERE
+    }
+    assert all(any(reason in line for line in commands(REPOSITORY / "README.md")) for reason in ELSEWHERE)
