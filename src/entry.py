@@ -233,7 +233,7 @@ def one_line(error: BaseException) -> str:
     for link in chain:
         if isinstance(link, UsageError):
             # A data worker's error arrives as a printed traceback, with the message in its last line.
-            return str(link).strip().splitlines()[-1].removeprefix(f"{UsageError.__module__}.UsageError: ")
+            return str(link).strip().splitlines()[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
     text = str(error).strip()
     if match := re.match(r"Could not override '(?P<key>[^']+)'", text):
         return _unknown_key(match["key"].lstrip("+~"), chain)

@@ -43,19 +43,28 @@ def selecting_set(cfg: DictConfig) -> str:
     return "test" if cfg.validation.name == "test" else "validation"
 
 
-def load_splits(cfg: DictConfig) -> Splits:
-    """The data set, with classes held out of training and labels made wrong where the config asks for it."""
+def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
+    """The data set, with classes held out of training and labels made wrong where the config asks for it.
+
+    training: whether its training images are needed; data.on_bad_image=skip then reads all images to leave out bad ones.
+    """
     from hydra.utils import instantiate
 
     from proxy_anchor.data.holdout import hold_out_classes, take_fold
     from proxy_anchor.data.noise import mislabel
+    from proxy_anchor.data.unusable import leave_out_unusable
 
-    splits = instantiate(cfg.dataset.load)
+    skip = cfg.data.get("on_bad_image") == "skip"  # a checkpoint may be older than this key
+    # allow_partial has loaders leave out, and count, what is missing; everything else is seen below.
+    verify = {"verify_files": False} if skip and not cfg.dataset.load.get("allow_partial") else {}
+    splits = instantiate(cfg.dataset.load, **verify)
     arguments = {key: value for key, value in cfg.validation.items() if key != "name"}
     if cfg.validation.name == "classes":
         splits = hold_out_classes(splits, **arguments)
     elif cfg.validation.name == "folds":
         splits = take_fold(splits, **arguments)
+    if skip and training:  # after the hold-out: held-out images are searched, and none of those is left out
+        splits = leave_out_unusable(splits, progress=cfg.trainer.enable_progress_bar)
     # After the hold-out: held-out images keep their labels. A checkpoint may be older than these keys.
     return mislabel(splits, share=cfg.dataset.get("label_noise", 0.0), seed=cfg.dataset.get("label_noise_seed", 0))
 
@@ -99,6 +108,14 @@ def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback
     checkpoints: list[pl.Callback] = [*run_checkpoints(folder, monitor, every), *_progress_bars(cfg)]
     # Several processes are not continued yet: each would keep, and stop by, a record of its own.
     return checkpoints if one_of_several() else [health, RunRecord(), StopOnSignal(), *checkpoints]
+
+
+def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
+    """The first files of a run: its config, and the images that it leaves out, if there are any."""
+    from proxy_anchor.data.unusable import write_skipped
+
+    OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+    write_skipped(folder, splits)
 
 
 def run_metadata(cfg: DictConfig, splits: Splits, before: Checkpoint | None) -> dict[str, Any]:
@@ -377,6 +394,7 @@ def check_config(cfg: DictConfig) -> None:
 
     from proxy_anchor.data.crops import CentralCrop, RandomCrops
     from proxy_anchor.data.datamodule import check_decoding
+    from proxy_anchor.data.unusable import ON_BAD_IMAGE
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
@@ -407,6 +425,7 @@ def check_config(cfg: DictConfig) -> None:
         check_int("data.images_per_class", cfg.data.images_per_class, 2)
     check_number("dataset.label_noise", cfg.dataset.label_noise, 0, maximum=1)
     check_int("dataset.label_noise_seed", cfg.dataset.label_noise_seed, 0)
+    check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
     check_decoding(cfg.data.decode, cfg.data.cache, cfg.data.cache_side)
     instantiate(cfg.loss, num_classes=2, embedding_dim=1)
     OptimizerSettings(**cfg.optimizer)

@@ -252,7 +252,7 @@ def test_unreadable_image_stops_the_run_in_one_line(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith(f"error: image {bad} cannot be read")
+    assert done.stderr.strip().splitlines()[-1].startswith(f"error: 1 searched images cannot be used: {bad} (")
     assert "Traceback" not in done.stderr
 
 
