@@ -409,6 +409,12 @@ def check_config(cfg: DictConfig) -> None:
             f"trainer.check_val_every_n_epoch={cfg.trainer.check_val_every_n_epoch} does not divide trainer.max_epochs="
             f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
         )
+    check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
+    if cfg.trainer.deterministic and cfg.trainer.benchmark:
+        raise UsageError(
+            "deterministic=true and trainer.benchmark=true (which speed=fast sets): the kernels would be those that a clock "
+            "prefers. Add trainer.benchmark=false."
+        )
     if cfg.validation.name == "classes":
         check_number("validation.fraction", cfg.validation.fraction, 0, maximum=1, exclusive=True)
     if cfg.validation.name != "test":
