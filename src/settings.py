@@ -262,8 +262,17 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
 _LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
 
 
-# Neither name nor place of a run, nor what it prints, changes a number of it.
-_UNIMPORTANT = ("run", "logger", "resume", "trainer.enable_progress_bar", "data.num_workers")
+# Neither name nor place of a run or of its images, nor what it prints, changes a number of it.
+_UNIMPORTANT = (
+    "run",
+    "logger",
+    "resume",
+    "trainer.enable_progress_bar",
+    "data.num_workers",
+    "data.cache",
+    "data.cache_dir",
+    "data.eval_batch_size",
+)
 
 
 def require_same(cfg: DictConfig, folder: Path) -> None:

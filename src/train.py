@@ -25,6 +25,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.reports.memory import reset_peak_memory
     from proxy_anchor.reports.run import make_result
     from proxy_anchor.training.checkpoint_io import BackgroundWriter
+    from proxy_anchor.training.failures import explained
     from proxy_anchor.training.health import Health
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
@@ -66,7 +67,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, compile=cfg.compile)
 
     print(data.describe(), settings.describe_training(cfg), sep="\n", flush=True)
-    with naming_all_unusable(data.splits, data.on_bad_image):
+    with explained(trainer, learner, data), naming_all_unusable(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
             if trainer.is_global_zero:
