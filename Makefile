@@ -4,7 +4,7 @@ VENV ?= .venv
 EXTRA ?= cpu
 BIN = $(VENV)/bin
 
-.PHONY: help install demo test test-slow fuzz lint format clean
+.PHONY: help install demo test test-slow fuzz audit lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -37,6 +37,11 @@ test-slow: $(VENV)/installed-$(EXTRA)-test  ## run the tests that take more than
 
 fuzz: $(VENV)/installed-$(EXTRA)-test  ## run each fuzzing test with 10,000 cases (FUZZ_EXAMPLES=N for others)
 	OMP_NUM_THREADS=1 FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-10000} $(BIN)/python -m pytest -n auto tests/test_fuzz.py
+
+# Strict: pip-audit alone exits with 0 where the advisories cannot be looked up. Local versions (2.11.0+cpu) are none of PyPI's.
+audit: $(VENV)/installed-$(EXTRA)-audit  ## ask PyPI for known vulnerabilities of the installed packages (needs the network)
+	$(BIN)/python -m pip list --format=freeze --exclude-editable | sed 's/+[^=]*$$//' \
+		| $(BIN)/python -m pip_audit --strict --disable-pip --no-deps --progress-spinner off -r /dev/stdin
 
 lint: $(VENV)/installed-$(EXTRA)-lint  ## check format, style and types
 	$(BIN)/python -m ruff format --check .
