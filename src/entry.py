@@ -162,8 +162,11 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
         warnings.filterwarnings("ignore")
     failures: list[BaseException] = []
+    composed = JOB_FILE in os.environ
 
     def job(cfg: DictConfig) -> Any:
+        nonlocal composed
+        composed = True
         try:
             return main(cfg)
         except USER_ERRORS as error:
@@ -186,10 +189,10 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.exit(1)
     except USER_ERRORS as error:
         failures.append(error)
-    except ValueError as error:
-        if "Config group override must be" not in str(error):  # Hydra's answer to GROUP=null, and only to that
+    except Exception as error:
+        if composed:
             raise
-        failures.append(UsageError("a config group cannot be null: name one of its files, or leave it out."))
+        failures.append(composing_error(error))
     except (KeyboardInterrupt, SystemExit) as stop:
         # Lightning turns Ctrl-C into an exit of its own.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
@@ -203,6 +206,13 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         if not leave_error(one_line(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
         sys.exit(2)
+
+
+def composing_error(error: Exception) -> UsageError:
+    """What Hydra raises, beside errors of its own, for overrides of which it makes no sense."""
+    if "Config group override" in str(error) or isinstance(error, TypeError):
+        return UsageError("a config group cannot be null, a number or a list: name one of its files, or leave it out.")
+    return UsageError("an override cannot be understood: write key=value, or group=NAME for one of a group's files.")
 
 
 def _quieten() -> None:
@@ -232,8 +242,10 @@ def one_line(error: BaseException) -> str:
     chain = list(_causes(error))
     for link in chain:
         if isinstance(link, UsageError):
-            # A data worker's error arrives as a printed traceback, with the message in its last line.
-            return str(link).strip().splitlines()[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
+            lines = str(link).strip().splitlines()
+            if "Original Traceback (most recent call last):" in lines:  # a data worker's: the message is its last line
+                return lines[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
+            return " ".join(lines)  # a name may hold line breaks
     text = str(error).strip()
     if match := re.match(r"Could not override '(?P<key>[^']+)'", text):
         return _unknown_key(match["key"].lstrip("+~"), chain)

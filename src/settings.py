@@ -34,8 +34,10 @@ def absolute(path: str) -> str:
 def make_paths_absolute(cfg: DictConfig) -> None:
     """Make the data set's paths absolute: a checkpoint remembers them and is used from elsewhere."""
     for key in ("root", "csv"):
-        if cfg.dataset.get(key) is not None:
-            cfg.dataset[key] = absolute(cfg.dataset[key])
+        if (path := cfg.dataset.get(key)) is not None:
+            if not isinstance(path, str):
+                raise UsageError(f"dataset.{key}={path}: expected a path.")
+            cfg.dataset[key] = absolute(path)
 
 
 def selecting_set(cfg: DictConfig) -> str:
