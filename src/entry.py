@@ -6,6 +6,7 @@ stand inside the functions that need them, so that --help and errors come at onc
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -251,6 +252,8 @@ def one_line(error: BaseException) -> str:
         return _unknown_key(match["key"].lstrip("+~"), chain)
     if match := re.match(r"(?:In '[^']*': )?Could not find '(?P<group>\w+)/(?P<name>[^']+)'", text):
         return _unknown_choice(match["group"], match["name"])
+    if isinstance(error, OSError) and error.errno in _REPAIRS:
+        return f"{error.filename or 'a file'}: {error.strerror}: {_REPAIRS[error.errno]}."
     if text.startswith("Error in call to target"):  # the cause says it in its own words
         key = re.search(r"full_key: (\S+)", text)
         return f"{key[1] + ': ' if key else ''}{str(chain[-1]).strip().splitlines()[0]}"
@@ -261,6 +264,12 @@ def one_line(error: BaseException) -> str:
     if match := re.match(r"Missing mandatory value: (\S+)", text):
         return f"{match[1]} is needed: add {match[1]}=... to the command."
     return " ".join(line.strip() for line in text.splitlines()[:2]) or type(error).__name__
+
+
+_NO_ROOM = "make room, and give the same command again"
+_NO_RIGHT = "it may not be used in this way: change its permissions, or start in another folder"
+_REPAIRS = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _NO_ROOM}
+_REPAIRS |= {errno.EACCES: _NO_RIGHT, errno.EPERM: _NO_RIGHT, errno.EROFS: _NO_RIGHT}
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

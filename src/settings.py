@@ -154,7 +154,7 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
         raise UsageError(
             f"trainer.num_nodes={trainer.num_nodes}: start it on every node by torchrun or SLURM, see docs/scale.md."
         )
-    require_new(folder)
+    require_new(folder, " (and a run on several devices is not continued)")
     return trainer.num_devices
 
 
@@ -188,10 +188,10 @@ def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
     check_divisible(cfg.data.batch_size, trainer.world_size)
 
 
-def require_new(folder: Path) -> None:
+def require_new(folder: Path, remark: str = "") -> None:
     """Refuse a run folder that holds another run: their files would be mixed. The first process looks, for all."""
     if rank() == 0 and any(folder.glob("*")):
-        raise UsageError(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
+        raise UsageError(f"{folder} already holds a run{remark}: choose another run=NAME, or remove that folder.")
 
 
 def finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
