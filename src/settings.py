@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.training.processes import rank
 
@@ -318,8 +318,20 @@ _ANY_TYPE = (
 )
 
 
+# What is passed on whole to functions of this package; a loss, a loader and the trainer say themselves what they take.
+_CLOSED = ("optimizer", "data", "dataset.images", "validation")
+
+
 def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
-    """Raise for a value of another type than its default (a number for a text, a text for a group, ...)."""
+    """Raise for a value of another type than its default (a number for a text, a text for a group, ...), or a key added to
+    a group that takes no others.
+    """
+    group, known = place.rstrip("."), sorted(map(str, default))
+    for key in map(str, cfg) if group in _CLOSED else ():
+        if key not in known:
+            raise UsageError(
+                f"unknown key {place}{key}.{did_you_mean(key, known)} Known in {group}: {', '.join(known)}."
+            )
     for key in map(str, default):
         name = f"{place}{key}"
         if name in _ANY_TYPE or key not in cfg or OmegaConf.is_missing(default, key) or default[key] is None:
