@@ -264,7 +264,7 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
 _LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
 
 
-# Neither name nor place of a run or of its images, nor what it prints, changes a number of it.
+# Neither name nor place of a run or of its images, nor what it prints or how many it embeds at once, changes a weight of it.
 _UNIMPORTANT = (
     "run",
     "logger",
