@@ -4,7 +4,7 @@ VENV ?= .venv
 EXTRA ?= cpu
 BIN = $(VENV)/bin
 
-.PHONY: help install demo test test-slow fuzz docs lint format clean
+.PHONY: help install demo test test-slow fuzz audit docs lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -40,6 +40,11 @@ fuzz: $(VENV)/installed-$(EXTRA)-test  ## run each fuzzing test with 10,000 case
 
 docs: $(VENV)/installed-$(EXTRA)-docs  ## make a site of README, docs/ and notebooks/ in site/html; a broken link fails
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs . site/html
+
+# Strict: pip-audit alone exits with 0 where the advisories cannot be looked up. Local versions (2.11.0+cpu) are none of PyPI's.
+audit: $(VENV)/installed-$(EXTRA)-audit  ## ask PyPI for known vulnerabilities of the installed packages (needs the network)
+	$(BIN)/python -m pip list --format=freeze --exclude-editable | sed 's/+[^=]*$$//' \
+		| $(BIN)/python -m pip_audit --strict --disable-pip --no-deps --progress-spinner off -r /dev/stdin
 
 lint: $(VENV)/installed-$(EXTRA)-lint  ## check format, style and types
 	$(BIN)/python -m ruff format --check .

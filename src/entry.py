@@ -6,6 +6,7 @@ stand inside the functions that need them, so that --help and errors come at onc
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -162,8 +163,11 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
         warnings.filterwarnings("ignore")
     failures: list[BaseException] = []
+    composed = JOB_FILE in os.environ
 
     def job(cfg: DictConfig) -> Any:
+        nonlocal composed
+        composed = True
         try:
             return main(cfg)
         except USER_ERRORS as error:
@@ -186,10 +190,10 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.exit(1)
     except USER_ERRORS as error:
         failures.append(error)
-    except ValueError as error:
-        if "Config group override must be" not in str(error):  # Hydra's answer to GROUP=null, and only to that
+    except Exception as error:
+        if composed:
             raise
-        failures.append(UsageError("a config group cannot be null: name one of its files, or leave it out."))
+        failures.append(composing_error(error))
     except (KeyboardInterrupt, SystemExit) as stop:
         # Lightning turns Ctrl-C into an exit of its own.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
@@ -203,6 +207,13 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         if not leave_error(one_line(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
         sys.exit(2)
+
+
+def composing_error(error: Exception) -> UsageError:
+    """What Hydra raises, beside errors of its own, for overrides of which it makes no sense."""
+    if "Config group override" in str(error) or isinstance(error, TypeError):
+        return UsageError("a config group cannot be null, a number or a list: name one of its files, or leave it out.")
+    return UsageError("an override cannot be understood: write key=value, or group=NAME for one of a group's files.")
 
 
 def _quieten() -> None:
@@ -232,13 +243,17 @@ def one_line(error: BaseException) -> str:
     chain = list(_causes(error))
     for link in chain:
         if isinstance(link, UsageError):
-            # A data worker's error arrives as a printed traceback, with the message in its last line.
-            return str(link).strip().splitlines()[-1].removeprefix(f"{UsageError.__module__}.UsageError: ")
+            lines = str(link).strip().splitlines()
+            if "Original Traceback (most recent call last):" in lines:  # a data worker's: the message is its last line
+                return lines[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
+            return " ".join(lines)  # a name may hold line breaks
     text = str(error).strip()
     if match := re.match(r"Could not override '(?P<key>[^']+)'", text):
         return _unknown_key(match["key"].lstrip("+~"), chain)
     if match := re.match(r"(?:In '[^']*': )?Could not find '(?P<group>\w+)/(?P<name>[^']+)'", text):
         return _unknown_choice(match["group"], match["name"])
+    if isinstance(error, OSError) and error.errno in _REPAIRS:
+        return f"{error.filename or 'a file'}: {error.strerror}: {_REPAIRS[error.errno]}."
     if text.startswith("Error in call to target"):  # the cause says it in its own words
         key = re.search(r"full_key: (\S+)", text)
         return f"{key[1] + ': ' if key else ''}{str(chain[-1]).strip().splitlines()[0]}"
@@ -249,6 +264,12 @@ def one_line(error: BaseException) -> str:
     if match := re.match(r"Missing mandatory value: (\S+)", text):
         return f"{match[1]} is needed: add {match[1]}=... to the command."
     return " ".join(line.strip() for line in text.splitlines()[:2]) or type(error).__name__
+
+
+_NO_ROOM = "make room, and give the same command again"
+_NO_RIGHT = "it may not be used in this way: change its permissions, or start in another folder"
+_REPAIRS = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _NO_ROOM}
+_REPAIRS |= {errno.EACCES: _NO_RIGHT, errno.EPERM: _NO_RIGHT, errno.EROFS: _NO_RIGHT}
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -18,6 +18,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from torch import nn
 
     from proxy_anchor.data.datamodule import ImageDataModule
+    from proxy_anchor.data.unusable import naming_all_unusable
     from proxy_anchor.reports.files import write_json
     from proxy_anchor.retrieval.clustering import nmi
     from proxy_anchor.retrieval.metrics import map_at_r, r_precision
@@ -34,7 +35,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         recall_k = trained.recall_k
         if cfg.dataset.root is not None:
             trained.dataset.load.root = settings.absolute(cfg.dataset.root)
-        splits = settings.load_splits(trained)
+        splits = settings.load_splits(trained, training=False)
     else:
         settings.make_paths_absolute(cfg)
         if "test_fraction" in cfg.dataset and cfg.dataset.test_fraction is None:
@@ -59,7 +60,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     seen = set(saved.metadata["classes"]) & set(splits.query.classes)
     if seen:
         print(f"note: {len(seen)} of {splits.query.num_classes} searched classes have the name of a class trained on.")
-    trainer.validate(MetricLearner(net, nn.Identity(), compile=trained.get("compile", False)), data, verbose=False)
+    with naming_all_unusable(splits):
+        trainer.validate(MetricLearner(net, nn.Identity(), compile=trained.get("compile", False)), data, verbose=False)
 
     recalls = recall.history[-1].recall
     print(f"{cfg.checkpoint} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")

@@ -161,7 +161,7 @@ def _searched(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
         if not (folder / CONFIG_FILE).is_file():
             raise UsageError(f"{folder} is no run folder: expected {CONFIG_FILE} and best.ckpt in it.")
     cfg: Any = OmegaConf.load(folders[0] / CONFIG_FILE)
-    splits = settings.load_splits(cfg)
+    splits = settings.load_splits(cfg, training=False)
     tables = [splits.query] if splits.gallery is None else [splits.query, splits.gallery]
     models = {}
     for folder in folders:

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.training.processes import rank
 
@@ -34,8 +34,10 @@ def absolute(path: str) -> str:
 def make_paths_absolute(cfg: DictConfig) -> None:
     """Make the data set's paths absolute: a checkpoint remembers them and is used from elsewhere."""
     for key in ("root", "csv"):
-        if cfg.dataset.get(key) is not None:
-            cfg.dataset[key] = absolute(cfg.dataset[key])
+        if (path := cfg.dataset.get(key)) is not None:
+            if not isinstance(path, str):
+                raise UsageError(f"dataset.{key}={path}: expected a path.")
+            cfg.dataset[key] = absolute(path)
 
 
 def selecting_set(cfg: DictConfig) -> str:
@@ -43,19 +45,28 @@ def selecting_set(cfg: DictConfig) -> str:
     return "test" if cfg.validation.name == "test" else "validation"
 
 
-def load_splits(cfg: DictConfig) -> Splits:
-    """The data set, with classes held out of training and labels made wrong where the config asks for it."""
+def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
+    """The data set, with classes held out of training and labels made wrong where the config asks for it.
+
+    training: whether its training images are needed; data.on_bad_image=skip then reads all images to leave out bad ones.
+    """
     from hydra.utils import instantiate
 
     from proxy_anchor.data.holdout import hold_out_classes, take_fold
     from proxy_anchor.data.noise import mislabel
+    from proxy_anchor.data.unusable import leave_out_unusable
 
-    splits = instantiate(cfg.dataset.load)
+    skip = cfg.data.get("on_bad_image") == "skip"  # a checkpoint may be older than this key
+    # allow_partial has loaders leave out, and count, what is missing; everything else is seen below.
+    verify = {"verify_files": False} if skip and not cfg.dataset.load.get("allow_partial") else {}
+    splits = instantiate(cfg.dataset.load, **verify)
     arguments = {key: value for key, value in cfg.validation.items() if key != "name"}
     if cfg.validation.name == "classes":
         splits = hold_out_classes(splits, **arguments)
     elif cfg.validation.name == "folds":
         splits = take_fold(splits, **arguments)
+    if skip and training:  # after the hold-out: held-out images are searched, and none of those is left out
+        splits = leave_out_unusable(splits, progress=cfg.trainer.enable_progress_bar)
     # After the hold-out: held-out images keep their labels. A checkpoint may be older than these keys.
     return mislabel(splits, share=cfg.dataset.get("label_noise", 0.0), seed=cfg.dataset.get("label_noise_seed", 0))
 
@@ -117,6 +128,14 @@ def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback
     return checkpoints if one_of_several() else [health, RunRecord(), StopOnSignal(), *checkpoints]
 
 
+def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
+    """The first files of a run: its config, and the images that it leaves out, if there are any."""
+    from proxy_anchor.data.unusable import write_skipped
+
+    OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+    write_skipped(folder, splits)
+
+
 def run_metadata(cfg: DictConfig, splits: Splits, before: Checkpoint | None) -> dict[str, Any]:
     """What every checkpoint says about its run, in plain types; raises UsageError when `before` was made of other images."""
     from proxy_anchor.data.fingerprint import data_fingerprint, require_same_data
@@ -151,7 +170,7 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
         raise UsageError(
             f"trainer.num_nodes={trainer.num_nodes}: start it on every node by torchrun or SLURM, see docs/scale.md."
         )
-    require_new(folder)
+    require_new(folder, " (and a run on several devices is not continued)")
     return trainer.num_devices
 
 
@@ -185,10 +204,10 @@ def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
     check_divisible(cfg.data.batch_size, trainer.world_size)
 
 
-def require_new(folder: Path) -> None:
+def require_new(folder: Path, remark: str = "") -> None:
     """Refuse a run folder that holds another run: their files would be mixed. The first process looks, for all."""
     if rank() == 0 and any(folder.glob("*")):
-        raise UsageError(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
+        raise UsageError(f"{folder} already holds a run{remark}: choose another run=NAME, or remove that folder.")
 
 
 def finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
@@ -261,8 +280,17 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
 _LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
 
 
-# Neither name nor place of a run, nor what it prints, changes a number of it.
-_UNIMPORTANT = ("run", "logger", "resume", "trainer.enable_progress_bar", "data.num_workers")
+# Neither name nor place of a run or of its images, nor what it prints or how many it embeds at once, changes a weight of it.
+_UNIMPORTANT = (
+    "run",
+    "logger",
+    "resume",
+    "trainer.enable_progress_bar",
+    "data.num_workers",
+    "data.cache",
+    "data.cache_dir",
+    "data.eval_batch_size",
+)
 
 
 def require_same(cfg: DictConfig, folder: Path) -> None:
@@ -306,8 +334,20 @@ _ANY_TYPE = (
 )
 
 
+# What is passed on whole to functions of this package; a loss, a loader and the trainer say themselves what they take.
+_CLOSED = ("optimizer", "data", "dataset.images", "validation")
+
+
 def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
-    """Raise for a value of another type than its default (a number for a text, a text for a group, ...)."""
+    """Raise for a value of another type than its default (a number for a text, a text for a group, ...), or a key added to
+    a group that takes no others.
+    """
+    group, known = place.rstrip("."), sorted(map(str, default))
+    for key in map(str, cfg) if group in _CLOSED else ():
+        if key not in known:
+            raise UsageError(
+                f"unknown key {place}{key}.{did_you_mean(key, known)} Known in {group}: {', '.join(known)}."
+            )
     for key in map(str, default):
         name = f"{place}{key}"
         if name in _ANY_TYPE or key not in cfg or OmegaConf.is_missing(default, key) or default[key] is None:
@@ -393,6 +433,7 @@ def check_config(cfg: DictConfig) -> None:
 
     from proxy_anchor.data.crops import CentralCrop, RandomCrops
     from proxy_anchor.data.datamodule import check_decoding
+    from proxy_anchor.data.unusable import ON_BAD_IMAGE
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
@@ -406,6 +447,12 @@ def check_config(cfg: DictConfig) -> None:
         raise UsageError(
             f"trainer.check_val_every_n_epoch={cfg.trainer.check_val_every_n_epoch} does not divide trainer.max_epochs="
             f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
+        )
+    check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
+    if cfg.trainer.deterministic and cfg.trainer.benchmark:
+        raise UsageError(
+            "deterministic=true and trainer.benchmark=true (which speed=fast sets): the kernels would be those that a clock "
+            "prefers. Add trainer.benchmark=false."
         )
     if cfg.validation.name == "classes":
         check_number("validation.fraction", cfg.validation.fraction, 0, maximum=1, exclusive=True)
@@ -423,6 +470,7 @@ def check_config(cfg: DictConfig) -> None:
         check_int("data.images_per_class", cfg.data.images_per_class, 2)
     check_number("dataset.label_noise", cfg.dataset.label_noise, 0, maximum=1)
     check_int("dataset.label_noise_seed", cfg.dataset.label_noise_seed, 0)
+    check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
     check_decoding(cfg.data.decode, cfg.data.cache, cfg.data.cache_side)
     instantiate(cfg.loss, num_classes=2, embedding_dim=1)
     OptimizerSettings(**cfg.optimizer)

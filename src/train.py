@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 import entry
 import settings
@@ -19,11 +19,13 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from hydra.utils import instantiate
 
     from proxy_anchor.data.datamodule import ImageDataModule
+    from proxy_anchor.data.unusable import naming_all_unusable
     from proxy_anchor.models.embedding_net import EmbeddingNet
     from proxy_anchor.reports.finish import finish_run
     from proxy_anchor.reports.memory import reset_peak_memory
     from proxy_anchor.reports.run import make_result
     from proxy_anchor.training.checkpoint_io import BackgroundWriter
+    from proxy_anchor.training.failures import explained
     from proxy_anchor.training.health import Health
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
@@ -65,12 +67,13 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, compile=cfg.compile)
 
     print(data.describe(), settings.describe_training(cfg), sep="\n", flush=True)
-    if before is None:
-        trainer.validate(learner, data, verbose=False)
-        if trainer.is_global_zero:
-            OmegaConf.save(cfg, folder / "config.yaml", resolve=True)  # not earlier: a refused run leaves nothing
-        print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
-    trainer.fit(learner, data, ckpt_path=before and before.path)
+    with explained(trainer, learner, data), naming_all_unusable(data.splits, data.on_bad_image):
+        if before is None:
+            trainer.validate(learner, data, verbose=False)
+            if trainer.is_global_zero:
+                settings.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing
+            print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
+        trainer.fit(learner, data, ckpt_path=before and before.path)
 
     result = make_result(recall, data, trainer, startup.seconds) | {"warnings": health.warnings}
     if trainer.is_global_zero:

@@ -1,4 +1,4 @@
-"""Run a function in several gloo processes on the CPU, as the ranks of one training."""
+"""What tests need of processes: several gloo ranks on the CPU, a free port, whether permissions stop this one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -52,3 +54,11 @@ def run_processes(
         for process in processes:
             process.kill()
     return [torch.load(file, weights_only=False) for file in files]
+
+
+@cache
+def permissions_count() -> bool:
+    """Whether a file's permissions stop this process: those of root, as a rule, do not."""
+    with NamedTemporaryFile() as file:
+        os.chmod(file.name, 0)
+        return not os.access(file.name, os.R_OK)

@@ -67,3 +67,7 @@ def test_the_line_is_found_below_another_error():
     error = RuntimeError("Error in call to target\nfull_key: loss")
     error.__cause__ = UsageError("the cause: repair it.")
     assert entry.one_line(error) == "the cause: repair it."
+
+
+def test_a_name_with_line_breaks_does_not_cut_the_message():
+    assert entry.one_line(UsageError("class a\nb has no image: add one.")) == "class a b has no image: add one."

@@ -5,27 +5,35 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import math
 import os
 import tempfile
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from cli import compose_train
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import DictConfig, open_dict
 from PIL import Image
 
 import entry
+import settings as entry_settings
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.inputs import open_input
 from proxy_anchor.data.lists import as_int, read_columns
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
-from proxy_anchor.retrieval.metrics import recall_at_k
+from proxy_anchor.retrieval.metrics import map_at_r, r_precision, recall_at_k
+from proxy_anchor.retrieval.search import has_faiss
 
 bounded = settings(
     max_examples=int(os.environ.get("FUZZ_EXAMPLES", "100")),
@@ -35,7 +43,7 @@ bounded = settings(
 
 
 def assert_one_line(error: UsageError) -> None:
-    assert len(str(error).splitlines()) == 1
+    assert len(entry.one_line(error).splitlines()) == 1
 
 
 @bounded
@@ -101,21 +109,48 @@ def test_image_bytes(content, changes, length):
     assert image.mode == "RGB"
 
 
+def plain_metrics(
+    x: np.ndarray, labels: np.ndarray, gallery: np.ndarray | None, gallery_labels: np.ndarray | None, k: int
+) -> tuple[float, float, float]:
+    """Recall@k, MAP@R and R-precision of small whole numbers, without any rounding."""
+    others, other_labels = (x, labels) if gallery is None else (gallery, gallery_labels)
+    recall, average, precision = 0, Fraction(0), Fraction(0)
+    for i, a in enumerate(x.tolist()):
+        keys = []
+        for j, b in enumerate(others.tolist()):
+            dot = sum(p * q for p, q in zip(a, b, strict=True))
+            if gallery is not None or i != j:
+                keys.append((-Fraction(dot * abs(dot), sum(q * q for q in b) or 1), j))  # sorted as the cosine is
+        hits = [bool(other_labels[j] == labels[i]) for _, j in sorted(keys)]
+        r = sum(hits)
+        recall += any(hits[:k])
+        precision += Fraction(sum(hits[:r]), max(r, 1))
+        average += sum((Fraction(sum(hits[: n + 1]), (n + 1) * r) for n in range(r) if hits[n]), Fraction(0))
+    return recall / len(x), float(average / len(x)), float(precision / len(x))
+
+
 @bounded
-@given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.integers(1, 4), st.integers(1, 5))
-def test_recall_against_a_plain_count(seed, count, classes, k):
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(2, 12),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.integers(1, 3),
+)
+def test_metrics_against_plain_counts(seed, queries, others, separate, classes, k, largest):
     random = np.random.default_rng(seed)
-    labels = random.integers(0, classes, count)
-    vectors = torch.from_numpy(random.normal(size=(count, 3)))
-    vectors = torch.nn.functional.normalize(vectors).float()
-    k = min(k, count - 1)
-    hits = 0
-    similarity = vectors.double() @ vectors.double().T
-    for query in range(count):
-        others = sorted((i for i in range(count) if i != query), key=lambda i: (-float(similarity[query, i]), i))
-        hits += any(labels[i] == labels[query] for i in others[:k])
-    found = recall_at_k(vectors, torch.from_numpy(labels), k=[k], engine="torch")
-    assert found[k] == pytest.approx(hits / count)
+    x, labels = random.integers(-largest, largest + 1, (queries, 3)), random.integers(0, classes, queries)
+    gallery = random.integers(-largest, largest + 1, (others, 3)) if separate else None
+    gallery_labels = random.integers(0, classes, others) if separate else None
+    k = min(k, others if separate else queries - 1)
+    recall, average, precision = plain_metrics(x, labels, gallery, gallery_labels, k)
+    given_to = {"gallery": gallery.astype("f4"), "gallery_labels": gallery_labels} if separate else {}
+    for engine in ("torch", "faiss_cpu") if has_faiss() else ("torch",):
+        assert recall_at_k(x.astype("f4"), labels, k, engine=engine, **given_to) == {k: pytest.approx(recall)}
+    assert map_at_r(x.astype("f4"), labels, **given_to) == pytest.approx(average)
+    assert r_precision(x.astype("f4"), labels, **given_to) == pytest.approx(precision)
 
 
 @bounded
@@ -149,21 +184,91 @@ def test_loss_against_loops(seed, batch, classes, alpha, delta):
     assert float(loss(embeddings, labels)) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-_ANY = st.text("abcdefghijklmnop.=+~[]{},:'\"$ 0123456789-_", min_size=1, max_size=40)
-_KEYS = st.sampled_from(
-    ["seed", "loss", "loss.alpha", "backbone", "optimizer", "optimizer.lr", "data.crop", "run", "~seed"]
+def _keys(node: DictConfig, place: str = "") -> list[str]:
+    """Every key of a config, groups and leaves."""
+    return [
+        name
+        for key in node
+        for name in (
+            f"{place}{key}",
+            *(_keys(node[key], f"{place}{key}.") if isinstance(node._get_node(key), DictConfig) else ()),
+        )
+    ]
+
+
+_TEXT = st.text("abcdefghijklmnop.=+~[]{},:'\"$ 0123456789-_/é", min_size=1, max_size=40)
+_VALUES = st.one_of(
+    _TEXT,
+    st.integers().map(str),
+    st.floats().map(str),
+    st.sampled_from(
+        [
+            "null",
+            "true",
+            "false",
+            "[]",
+            "{}",
+            "[1,null]",
+            "{a:1}",
+            "''",
+            "???",
+            "${seed}",
+            "${run}",
+            "${no}",
+            "${oc.env:NOPE}",
+            "~",
+            ".",
+            "..",
+            "/",
+        ]
+    ),
 )
 
 
+@pytest.fixture(scope="module")
+def composing():
+    """Hydra as the command starts it; the config without overrides, with which values are compared, is made once."""
+    entry.register_plugins()
+    defaults = functools.cache(lambda name, overrides: compose(name, list(overrides)))
+    with pytest.MonkeyPatch.context() as patch, initialize_config_dir(entry.CONF, version_base="1.3"):
+        patch.setattr(
+            entry_settings, "compose", lambda name, overrides: copy.deepcopy(defaults(name, tuple(overrides)))
+        )
+        yield
+    HydraConfig.instance().cfg = None
+
+
 @bounded
-@given(st.one_of(_ANY, st.builds("{}={}".format, _KEYS, _ANY)))
-def test_config_overrides(override):
-    caught = None
+@given(
+    st.one_of(
+        _TEXT,
+        st.builds(
+            "{}{}={}".format,
+            st.sampled_from(["", "", "", "+", "++", "~"]),
+            st.sampled_from(_keys(compose_train())),
+            _VALUES,
+        ),
+    )
+)
+def test_config_overrides(composing, override):
+    refused = None
     try:
-        compose_train(override)
+        cfg = compose("train", [override], return_hydra_config=True)
     except Exception as error:
-        caught = error
-    if caught is not None:
-        # What `entry.run` shows as one line, or the one ValueError that it translates; nothing else may come out.
-        assert isinstance(caught, entry.USER_ERRORS) or "Config group override must be" in str(caught)
-        assert len(entry.one_line(caught).splitlines()) == 1
+        refused = error if isinstance(error, entry.USER_ERRORS) else entry.composing_error(error)
+    else:
+        HydraConfig.instance().set_config(cfg)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        refused = refusal(cfg)
+    assert refused is None or len(entry.one_line(refused).splitlines()) == 1
+
+
+def refusal(cfg: DictConfig) -> Exception | None:
+    """What the command would say of this config before it reads any data; what is no user's error comes out."""
+    try:
+        entry_settings.make_paths_absolute(cfg)
+        entry_settings.check_config(cfg)
+    except entry.USER_ERRORS as error:
+        return error
+    return None

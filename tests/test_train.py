@@ -204,6 +204,11 @@ BAD_INPUT = {
     "data.batch_size=99999": "Set data.batch_size=64 or less",
     "seed=99999999999": "below 2**32",
     "trainer=null": "a config group cannot be null",
+    "+optimizer.leraning_rate=1": "unknown key optimizer.leraning_rate. Known in optimizer: lr, lr_gamma,",
+    "+data.batchsize=1": "unknown key data.batchsize. Did you mean 'batch_size'?",
+    "backbone=5": "a config group cannot be null, a number or a list",
+    "+=": "an override cannot be understood",
+    "dataset.root=[1]": "dataset.root=[1]: expected a path",
     "backbone.name=5": "expected a text",
     "optimizer=fast": "expected a group of keys",
     "trainer.check_val_every_n_epoch=5": "does not divide trainer.max_epochs=1",
@@ -254,7 +259,7 @@ def test_unreadable_image_stops_the_run_in_one_line(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith(f"error: image {bad} cannot be read")
+    assert done.stderr.strip().splitlines()[-1].startswith(f"error: 1 searched images cannot be used: {bad} (")
     assert "Traceback" not in done.stderr
 
 

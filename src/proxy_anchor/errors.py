@@ -17,6 +17,10 @@ class UsageError(ValueError):
     """
 
 
+class UnreadableImage(UsageError):
+    """An image file that is missing, empty, damaged or no image; the message names it."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for a misspelt name, or '' when nothing known is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import time
 import types
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,39 +275,69 @@ class TestFaissGpuProbe:
         yield
         module._probe_faiss_gpu.cache_clear()
 
-    def pretend(self, monkeypatch: pytest.MonkeyPatch, gpus: int = 1, cuda: bool = True) -> None:
-        fake = types.SimpleNamespace(StandardGpuResources=object, get_num_gpus=lambda: gpus)
-        monkeypatch.setitem(sys.modules, "faiss", fake)
+    def pretend(
+        self, monkeypatch: pytest.MonkeyPatch, folder: Path, knn_gpu: str, *, gpus: str = "return 1", cuda: bool = True
+    ) -> None:
+        """A faiss that both this process and the one that it starts import, with these bodies of functions."""
+        (folder / "faiss.py").write_text(
+            "import os, time\n"
+            "METRIC_INNER_PRODUCT = 0\n"
+            "class StandardGpuResources:\n    setTempMemory = lambda self, size: None\n"
+            f"def get_num_gpus():\n    {gpus}\n"
+            f"def knn_gpu(resources, queries, gallery, k, metric):\n    {knn_gpu}\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, "faiss", raising=False)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
 
+    right = "import numpy as np; return np.array([[1, 1 - 2.0**-13]]), np.array([[3, 0]])"
+
     @pytest.mark.parametrize(
-        "script", ["import os; os.abort()", "raise RuntimeError('no kernel image')", "assert [[0, 3]] == [[3, 0]]"]
+        ("bodies", "reason"),
+        [
+            ({"knn_gpu": "os.abort()"}, "exit code -6"),
+            ({"knn_gpu": "raise RuntimeError('no kernel image')"}, "exit code 1: RuntimeError: no kernel image"),
+            ({"knn_gpu": right.replace("3, 0", "0, 3")}, "exit code 1: AssertionError"),
+            ({"knn_gpu": "time.sleep(60)"}, "no answer within 2 s"),
+            ({"knn_gpu": right, "gpus": "os.abort()"}, "exit code -6"),
+            ({"knn_gpu": right, "gpus": "return 0"}, "exit code 1: AssertionError: it sees no GPU"),
+        ],
+        ids=["aborts", "raises", "wrong", "hangs", "aborts_when_counting", "sees_none"],
     )
-    def test_a_broken_gpu_build_falls_back(self, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-        self.pretend(monkeypatch)
-        monkeypatch.setattr(module, "_FAISS_GPU_PROBE", script)
-        assert not module.faiss_gpu_works()
-        assert resolve_engine("auto", 8) == "faiss_cpu"
-        assert resolve_engine("auto", 8, device="cuda") == "torch"
+    def test_a_broken_gpu_build_is_warned_of_once_and_others_search(
+        self, bodies: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        self.pretend(monkeypatch, tmp_path, **bodies)
+        if "sleep" in bodies["knn_gpu"]:
+            monkeypatch.setattr(module, "_PROBE_SECONDS", 2.0)
+        start = time.monotonic()
+        with pytest.warns(UserWarning, match=re.escape(f"test search in a process of its own: {reason})")) as caught:
+            engines = [resolve_engine("auto", 8, device=device) for device in ("cuda", "cpu")]
+        assert engines == ["torch", "faiss_cpu"]
+        assert len(caught) == 1
+        assert time.monotonic() - start < 30
+        with pytest.raises(UsageError, match="no working GPU"):
+            resolve_engine("faiss_gpu", 8)
+        x = rows(30)
+        np.testing.assert_array_equal(search(x, x, 4, engine="torch")[1], reference(x, x, 4, False)[1])
 
-    def test_a_search_that_never_ends_falls_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def hang(command: list[str], **kwargs: object) -> None:
-            raise subprocess.TimeoutExpired(command, 120)
-
-        self.pretend(monkeypatch)
-        monkeypatch.setattr(subprocess, "run", hang)
-        assert not module.faiss_gpu_works()
-
-    def test_a_working_gpu_build_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pretend(monkeypatch)
-        monkeypatch.setattr(module, "_FAISS_GPU_PROBE", "")
+    def test_a_working_gpu_build_is_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.pretend(monkeypatch, tmp_path, self.right)
         assert resolve_engine("auto", 8) == "faiss_gpu"
 
-    @pytest.mark.parametrize(("gpus", "cuda"), [(0, True), (1, False)])
-    def test_no_gpu_needs_no_search(self, monkeypatch: pytest.MonkeyPatch, gpus: int, cuda: bool) -> None:
-        self.pretend(monkeypatch, gpus, cuda)
-        monkeypatch.setattr(module, "_FAISS_GPU_PROBE", "")
-        assert not module.faiss_gpu_works()
+    @pytest.mark.parametrize(("build", "cuda"), [("cpu", True), ("gpu", False)])
+    def test_no_gpu_needs_no_search_and_no_warning(
+        self, build: str, cuda: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        self.pretend(monkeypatch, tmp_path, "os.abort()", cuda=cuda)
+        import faiss
+
+        if build == "cpu":
+            monkeypatch.delattr(faiss, "StandardGpuResources")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert not module.faiss_gpu_works()
 
     @needs_faiss
     def test_the_probe_accepts_float32_and_refuses_rounded_searches(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +350,10 @@ class TestFaissGpuProbe:
 
             resources = types.SimpleNamespace(setTempMemory=lambda _: None)
             fake = types.SimpleNamespace(
-                knn_gpu=knn_gpu, METRIC_INNER_PRODUCT=faiss.METRIC_INNER_PRODUCT, StandardGpuResources=lambda: resources
+                get_num_gpus=lambda: 1,
+                knn_gpu=knn_gpu,
+                METRIC_INNER_PRODUCT=faiss.METRIC_INNER_PRODUCT,
+                StandardGpuResources=lambda: resources,
             )
             monkeypatch.setitem(sys.modules, "faiss", fake)
             exec(module._FAISS_GPU_PROBE, {})

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from html import escape
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
+from cli import compose_train
+from omegaconf import OmegaConf
 
+from proxy_anchor import ProxyAnchorLoss
+from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.model_card import model_card
+from proxy_anchor.reports.run import summary
+from proxy_anchor.reports.run_page import write_run_page
 from proxy_anchor.training.guard import NotFinite
 from proxy_anchor.training.health import REPLAY_FILE, Health
+from proxy_anchor.training.module import MetricLearner
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def evaluate(health: Health, embeddings: torch.Tensor, fn: str = "fit") -> list[str]:
@@ -31,21 +46,115 @@ def test_collapse_is_said_with_the_mean_pairwise_similarity(tmp_path):
     assert evaluate(Health(tmp_path), torch.eye(4)) == []
 
 
-def test_a_backbone_that_stands_still_is_said_after_the_warm_up(tmp_path):
-    backbone = torch.nn.Linear(2, 2)
-    module = SimpleNamespace(net=SimpleNamespace(backbone=backbone), settings=SimpleNamespace(warmup_epochs=1))
-    health = Health(tmp_path)
-    for epoch, moves in enumerate((False, True, False)):
-        trainer = SimpleNamespace(current_epoch=epoch)
-        health.on_train_epoch_start(trainer, module)
-        if moves:
-            with torch.no_grad():
-                backbone.weight.add_(0.1)
-        health.on_train_epoch_end(trainer, module)
-    assert [text.split(":")[0] for text in health.warnings] == ["epoch 3"]
-    restored = Health(tmp_path)
+@pytest.fixture
+def watched(make_data, make_learner, make_trainer, tmp_path):
+    """watched(loss, epochs=1, data={}, **optimizer) trains and returns the Health that watched."""
+
+    def fit(loss=None, epochs: int = 1, data: dict | None = None, **optimizer) -> Health:
+        health = Health(tmp_path)
+        make_trainer(max_epochs=epochs, callbacks=[health], limit_val_batches=0).fit(
+            make_learner(loss, **optimizer), make_data(**data or {})
+        )
+        return health
+
+    return fit
+
+
+class Pull(torch.nn.Module):
+    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return -(embeddings[labels == labels[0]].sum(0)).square().sum()
+
+
+def test_ordinary_training_has_no_warning(watched):
+    for optimizer in ({}, {"warmup_epochs": 1}, {"lr": 1e-4}):
+        assert watched(epochs=3, **optimizer).warnings == []
+    assert watched(Pull()).warnings == []  # has no proxies
+
+
+def test_a_backbone_that_stands_still_is_said_after_the_warm_up(watched, monkeypatch):
+    monkeypatch.setattr(MetricLearner, "configure_gradient_clipping", keep_the_backbone)
+    health = watched(epochs=3, warmup_epochs=1)
+    assert [text.split(" (")[0] for text in health.warnings] == [
+        f"epoch {epoch}: the backbone has not moved" for epoch in (2, 3)
+    ]
+    restored = Health(Path())
     restored.load_state_dict(health.state_dict())
     assert restored.warnings == health.warnings
+
+
+def keep_the_backbone(learner, optimizer, **clipping) -> None:
+    for parameter in learner.net.backbone.parameters():
+        parameter.grad = None
+
+
+@pytest.mark.parametrize(("lr", "word"), [(10.0, "high"), (1e-10, "low")])
+def test_a_rate_that_is_far_off_is_said_with_the_size_of_a_step(lr, word, watched, capsys):
+    health = watched(epochs=2, lr=lr, proxy_lr_mult=1e-3 / lr)
+    [text] = [each for each in health.warnings if "optimizer.lr" in each]
+    found = re.fullmatch(
+        rf"epoch 1: optimizer\.lr={lr:g} looks far too {word}: a step changed the backbone by (\S+) of .*", text
+    )
+    assert (float(found[1]) > 0.1) == (word == "high")
+    assert f"warning: {text}" in capsys.readouterr().out
+
+
+def test_the_size_of_a_step_is_the_change_over_the_length_and_the_steps(watched, monkeypatch):
+    monkeypatch.setattr("proxy_anchor.training.health.STEP_TOO_LARGE", 0.0)  # always said
+    starts, ends = [], []
+    monkeypatch.setattr(MetricLearner, "on_train_start", lambda learner: starts.append(first_tensor(learner)), False)
+    monkeypatch.setattr(MetricLearner, "on_train_end", lambda learner: ends.append(first_tensor(learner)), False)
+    [text] = watched().warnings
+    expected = (ends[0] - starts[0]).norm() / starts[0].norm() / 2  # 12 images in batches of 6
+    assert f"by {float(expected):.1e} of its length" in text
+
+
+def first_tensor(learner: MetricLearner) -> torch.Tensor:
+    return next(learner.net.backbone.parameters()).detach().clone()
+
+
+def test_proxies_without_gradient_are_said_by_name_and_once(watched):
+    loss = ProxyAnchorLoss(3, 8)
+    alive = torch.tensor([[1.0], [0.0], [1.0]])
+    loss.proxies.register_hook(lambda gradient: gradient * alive)
+    [text] = watched(loss, epochs=3).warnings
+    assert text.startswith("epoch 1: 1 of 3 proxies are dead: ")
+    assert text.endswith("although their classes had images (b).")
+
+
+def test_a_proxy_without_gradient_because_its_class_had_no_image_is_not_dead_but_never_seen(watched, splits):
+    train = splits.train
+    table = ImageTable(train.paths, train.labels, (*train.classes, "empty"))
+    loss = ProxyAnchorLoss(4, 8)
+    loss.proxies.register_hook(lambda gradient: gradient * torch.tensor([[1.0], [1.0], [1.0], [0.0]]))
+    health = watched(loss, epochs=2, data={"splits": replace(splits, train=table)})
+    [text] = health.warnings
+    assert text.startswith("1 of 4 proxies were never the positive of an image in training")
+    restored = Health(Path())
+    restored.load_state_dict(health.state_dict())
+    assert restored._ever_seen.tolist() == [True, True, True, False]
+
+
+def test_warnings_stand_in_everything_that_a_run_leaves_behind(tmp_path):
+    config = OmegaConf.to_container(compose_train(), resolve=True)
+    row = {"epoch": 1, "recall": {"1": 0.5}, "validation": None}
+    text = "epoch 1: the embeddings have collapsed (mean pairwise similarity 0.99 > 0.98)."
+    result = dict.fromkeys(("untrained", "selected", "best", "last"), row) | {
+        "selected_by": "Recall@1",
+        "searched": "test",
+        "device": "cpu",
+        "versions": {},
+        "history": [{**row, "train_seconds": 1.0, "eval_seconds": 1.0}],
+        "seconds_per_epoch": 1.0,
+        "train_images_per_second": 1.0,
+        "eval_images_per_second": 1.0,
+        "startup_seconds": {"total": 1.0, "images": 0.0, "first_evaluation": 0.0, "compilation": 0.0},
+    }
+    for warnings in ([], [text]):
+        made = result | {"warnings": warnings}
+        assert (f"Warning: {text}" in model_card(config, made, "data")) == bool(warnings)
+        write_run_page(tmp_path, config, made, "data")
+        assert (escape(text) in (tmp_path / "index.html").read_text()) == bool(warnings)
+        assert (f"warning: {text}" in summary(made, Path("x"))) == bool(warnings)
 
 
 def test_the_images_and_rates_of_a_step_that_is_not_finite_are_kept(tmp_path):

@@ -28,6 +28,7 @@ from proxy_anchor.data.pixels import (
 )
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
+from proxy_anchor.data.unusable import ON_BAD_IMAGE
 from proxy_anchor.errors import UsageError, check_choice, check_int
 
 DECODE = ("auto", "cpu", "gpu")
@@ -59,6 +60,7 @@ class ImageDataModule(pl.LightningDataModule):
             fits, otherwise none).
         cache_side: shorter side of cached training images at most this; None keeps them as stored.
         cache_dir: folder of cache "disk".
+        on_bad_image: "raise", or "skip" where `leave_out_unusable` has made the splits; for what an error then says.
 
     Attributes:
         loading: how the images are decoded and kept, once `setup` has chosen: decode, cache, bytes, seconds.
@@ -83,6 +85,7 @@ class ImageDataModule(pl.LightningDataModule):
         cache: str = "none",
         cache_side: int | None = None,
         cache_dir: str | Path | None = None,
+        on_bad_image: str = "raise",
     ) -> None:
         super().__init__()
         if eval_batch_size is not None:
@@ -91,7 +94,8 @@ class ImageDataModule(pl.LightningDataModule):
             check_int("data.num_workers", num_workers, 0)
         check_int("data.batch_size", batch_size, 1)
         check_decoding(decode, cache, cache_side)
-        self.splits = splits
+        check_choice("data.on_bad_image", on_bad_image, ON_BAD_IMAGE)
+        self.splits, self.on_bad_image = splits, on_bad_image
         self.batch_size = batch_size
         self.images_per_class = images_per_class
         self.eval_batch_size = eval_batch_size or batch_size
@@ -154,6 +158,8 @@ class ImageDataModule(pl.LightningDataModule):
             return
         assert self.trainer is not None
         start = time.perf_counter()
+        if self.trainer.strategy.broadcast(self.splits.skipped) != self.splits.skipped:
+            raise UsageError("the processes could not read different images: see that all of them see the same files.")
         self._device = self.trainer.strategy.root_device
         decode, cache = self._choose()
         if cache == "gpu":

@@ -93,7 +93,7 @@ def _rows_of_classes(root: Path) -> list[Row]:
             f"{root} has no class folders: put each class's images ({suffixes}) in a sub-folder of its own."
         )
     for folder in folders:
-        files = (path for path in folder.rglob("*") if is_image_file(path) and path.is_file())
+        files = (path for path in folder.rglob("*") if is_image_file(path) and not path.is_dir())
         images = sorted(path for path in files if not is_hidden(path.relative_to(folder)))
         if not images:
             raise UsageError(f"class folder {folder} holds no image: add images or remove the folder.")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from proxy_anchor.data.table import ImageTable, Splits, make_tables
+from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_int, check_number
 
 
@@ -50,8 +50,4 @@ def _shuffled_classes(train: ImageTable, seed: int, *, minimum: int) -> np.ndarr
 
 def _part(table: ImageTable, held_out: np.ndarray) -> tuple[ImageTable, ImageTable]:
     is_held_out = np.isin(table.labels, held_out)
-    kept, moved = (
-        make_tables((table.paths[index], table.classes[table.labels[index]]) for index in np.flatnonzero(mask))[0]
-        for mask in (~is_held_out, is_held_out)
-    )
-    return kept, moved
+    return table.select(~is_held_out), table.select(is_held_out)

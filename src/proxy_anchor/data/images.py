@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from proxy_anchor.data.table import ImageTable
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import UnreadableImage
 
 if TYPE_CHECKING:
     from proxy_anchor.data.pixels import Pixels
 
-# What Pillow raises for a damaged or hostile file; MemoryError comes out of damaged headers of some formats.
-UNREADABLE = (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError)
+# What Pillow raises for a damaged or hostile file; MemoryError and NotImplementedError come out of damaged headers.
+UNREADABLE = (OSError, SyntaxError, ValueError, MemoryError, NotImplementedError, Image.DecompressionBombError)
 Crops = Callable[[Image.Image, int, int], Tensor]  # (image, epoch, row) -> uint8 (3, crop, crop)
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
@@ -67,7 +67,7 @@ def read_rgb(path: Path) -> Image.Image:
     """Decode an image file to an RGB image.
 
     The pixels are taken as stored: an EXIF orientation is not applied, as in the authors' loader.
-    Raises UsageError with the file's name when it is missing, empty, truncated or no image.
+    Raises UnreadableImage with the file's name when it is missing, empty, truncated or no image.
     """
     with open_image(path) as image:
         image.load()
@@ -78,7 +78,7 @@ def read_rgb(path: Path) -> Image.Image:
 def open_image(path: Path) -> Iterator[Image.Image]:
     """Pillow's lazy image of a file: its header is read, its pixels when they are asked for.
 
-    Raises UsageError as `read_rgb` does, also for what goes wrong while the image is used.
+    Raises UnreadableImage as `read_rgb` does, also for what goes wrong while the image is used.
     """
     # A truncated file must be an error, also when another library has switched Pillow's leniency on since the last call.
     ImageFile.LOAD_TRUNCATED_IMAGES = False
@@ -86,11 +86,11 @@ def open_image(path: Path) -> Iterator[Image.Image]:
         with Image.open(path) as image:
             yield image
     except FileNotFoundError as error:
-        raise UsageError(f"image {path} is missing: restore it or remove it from the list.") from error
+        raise UnreadableImage(f"image {path} is missing: restore it or remove it from the list.") from error
     except UNREADABLE as error:
         is_empty = path.is_file() and path.stat().st_size == 0
         reason = "empty file" if is_empty else reason_of(error)
-        raise UsageError(f"image {path} cannot be read ({reason}): replace or remove it.") from error
+        raise UnreadableImage(f"image {path} cannot be read ({reason}): replace or remove it.") from error
 
 
 def default_num_workers() -> int:

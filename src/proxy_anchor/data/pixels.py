@@ -27,7 +27,7 @@ from tqdm import tqdm
 from proxy_anchor.data.crops import CentralCrop
 from proxy_anchor.data.images import open_image, read_rgb
 from proxy_anchor.data.table import ImageTable, shorten
-from proxy_anchor.errors import UsageError, check_int
+from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 
 SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, shared by processes; absent outside Linux
 _IMAGES_PER_TASK = 32  # decoded by a worker before it hands them over
@@ -111,7 +111,7 @@ class _Headers(Dataset):
         try:
             with open_image(self.table.paths[row]) as image:
                 return self.form.size(image.height, image.width), ""
-        except UsageError as error:
+        except UnreadableImage as error:
             return (0, 0), str(error)
 
 
@@ -128,7 +128,7 @@ class _Decoded(Dataset):
         try:
             image = self.form.keep(read_rgb(self.table.paths[row]))
             return torch.from_numpy(np.array(image).reshape(-1)), ""
-        except UsageError as error:
+        except UnreadableImage as error:
             return torch.empty(0, dtype=torch.uint8), str(error)
 
 
@@ -142,15 +142,15 @@ def _listed(items: list[tuple[tuple[int, int], str]]) -> tuple[list[tuple[int, i
 
 def _refuse(reasons: list[str]) -> None:
     if len(reasons) == 1:
-        raise UsageError(reasons[0])
+        raise UnreadableImage(reasons[0])
     if reasons:
-        raise UsageError(f"{len(reasons)} images cannot be used: {shorten(reasons)} `python src/check.py` lists all.")
+        raise UnreadableImage(f"{len(reasons)} images cannot be used: {shorten(reasons)}")
 
 
 def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
     """(N, 2) int64: height and width of what is kept of each image, from the files' headers where they matter.
 
-    Raises UsageError that names the files which cannot be read.
+    Raises UnreadableImage that names the files which cannot be read.
     """
     if isinstance(form, CentralCrop):
         return torch.tensor([form.size(0, 0)]).expand(len(table), 2)
@@ -168,7 +168,7 @@ def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
 def decode_into(values: Tensor, table: ImageTable, form: Form, sizes: Tensor, num_workers: int) -> None:
     """Decode the images of a table, in order, into the flat `values`, which may live on any device.
 
-    Raises UsageError that names the files which cannot be read or do not have the size in their header.
+    Raises UnreadableImage that names the files which cannot be read, or when one does not have the size in its header.
     """
     loader = DataLoader(_Decoded(table, form), batch_size=_IMAGES_PER_TASK, num_workers=num_workers, collate_fn=_joined)
     start, reasons = 0, []
@@ -179,7 +179,7 @@ def decode_into(values: Tensor, table: ImageTable, form: Form, sizes: Tensor, nu
             start += len(flat)
     _refuse(reasons)
     if start != 3 * int(sizes.prod(1).sum()):
-        raise UsageError("an image does not have the size that its header states: `python src/check.py` finds it.")
+        raise UnreadableImage("an image does not have the size that its header states.")
 
 
 def decode_to_device(

@@ -44,6 +44,11 @@ class ImageTable:
         """C."""
         return len(self.classes)
 
+    def select(self, keep: np.ndarray) -> ImageTable:
+        """The images that `keep`, (N,) bool, chooses, in their order; classes that have none left are gone."""
+        rows = np.flatnonzero(keep).tolist()
+        return make_tables((self.paths[row], self.classes[self.labels[row]]) for row in rows)[0]
+
 
 def make_tables(*groups: Iterable[tuple[Path, str]]) -> list[ImageTable]:
     """Tables over one common, naturally sorted label map, so that equal classes have equal labels in all of them.
@@ -74,6 +79,7 @@ class Splits:
     searched: what query and gallery are, "test" or, in cross-validation, "validation".
     notice: one line for the user about how the split came about, or "".
     num_mislabelled: training images whose label was changed on purpose.
+    skipped: training images that cannot be read and were left out, each with the reason.
     """
 
     name: str
@@ -84,6 +90,7 @@ class Splits:
     validation: ImageTable | None = None
     searched: str = "test"
     num_mislabelled: int = 0
+    skipped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gallery is not None and self.gallery.classes != self.query.classes:
@@ -102,7 +109,7 @@ class Splits:
         return sets if self.validation is None else {**sets, "validation": (self.validation, None)}
 
     def describe(self) -> str:
-        """One line that counts images and classes, and one for the notice if there is any."""
+        """One line that counts images and classes, one for images left out and one for the notice if there are any."""
         counts = ", ".join(
             f"{len(table):,} {name} images of {len(set(table.labels.tolist())):,} classes"
             for name, table in self.tables.items()
@@ -110,7 +117,14 @@ class Splits:
         if self.num_mislabelled:
             share = self.num_mislabelled / len(self.train)
             counts += f"; {self.num_mislabelled:,} training labels are wrong on purpose ({100 * share:.1f} %)"
-        return f"data: {self.name}, {counts}" + (f"\nnote: {self.notice}" if self.notice else "")
+        lines = [f"data: {self.name}, {counts}"]
+        if self.skipped:
+            lines.append(
+                f"left out, as they cannot be read: {len(self.skipped)} training images: {shorten(self.skipped)}"
+            )
+        if self.notice:
+            lines.append(f"note: {self.notice}")
+        return "\n".join(lines)
 
     @property
     def shared_classes(self) -> list[str]:
@@ -145,5 +159,6 @@ def require_files(paths: Sequence[Path], what: str) -> None:
     bad = missing_or_empty(paths)
     if bad:
         raise UsageError(
-            f"{len(bad)} of {len(paths)} {what} images cannot be used: {shorten(bad)}. Restore or remove them."
+            f"{len(bad)} of {len(paths)} {what} images cannot be used: {shorten(bad)}. Restore or remove them "
+            "(`python src/check.py` lists all); data.on_bad_image=skip trains without those that are trained on."
         )

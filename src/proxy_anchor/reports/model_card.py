@@ -77,6 +77,7 @@ def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) 
         "",
         *_table(result),
         "",
+        *[f"Warning: {text}\n" for text in result.get("warnings", [])],
         f"Made on {result['device']} with " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()) + ".",
         "",
         "## Licence notes",

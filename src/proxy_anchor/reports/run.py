@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 
 from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.data.unusable import BAD_IMAGES_FILE
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.memory import peak_memory
 from proxy_anchor.training.recall_callback import RecallCallback, format_recall
@@ -70,6 +71,7 @@ def make_result(
         "peak_memory_gib": peak_memory(device) / 2**30,
         "num_train_images": len(data.splits.train),
         "num_train_classes": data.splits.train.num_classes,
+        "num_skipped_images": len(data.splits.skipped),
         "label_noise": data.splits.num_mislabelled / len(data.splits.train),
         "startup_seconds": {
             **startup_seconds,
@@ -100,6 +102,8 @@ def summary(result: dict[str, Any], folder: Path) -> str:
         f"  {result['seconds_per_epoch']:.1f} s per epoch: {result['train_images_per_second']:.0f} images/s training, "
         f"{result['eval_images_per_second']:.0f} images/s evaluating, on {result['device']}"
     )
+    if skipped := result.get("num_skipped_images"):
+        lines.append(f"  {skipped} training images cannot be read and were left out ({BAD_IMAGES_FILE} lists them)")
     lines += [f"  warning: {text}" for text in result.get("warnings", [])]
     seconds = result["startup_seconds"]
     lines.append(

@@ -45,13 +45,14 @@ def write_run_page(folder: Path, config: Mapping[str, Any], result: Mapping[str,
             "<h2>Gallery</h2><p>A query in each row (black), its nearest images: hits framed green, misses red.</p>"
             f'<img alt="queries with their nearest images" src="data:image/png;base64,{source}">'
         )
+    warnings = "".join(f"<p><strong>Warning:</strong> {escape(text)}</p>" for text in result.get("warnings", []))
     environment = {"device": result["device"], **result["versions"]}
     write_text(
         folder / PAGE_FILE,
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title><style>{_STYLE}</style>'
         f"</head><body><h1>{escape(name)}</h1><p>{escape(data)}</p>"
         f"<h2>Results</h2>{_results(result)}<p>Recall@K in percent of {escape(result['searched'])} classes; epoch selected by "
-        f"{escape(result['selected_by'])}.</p>"
+        f"{escape(result['selected_by'])}.</p>{warnings}"
         f"<h2>Curves</h2>{curves}{picture}"
         f"<h2>Environment</h2>{_table([['', 'version'], *map(list, environment.items())])}"
         f"<h2>Config</h2><pre>{escape(OmegaConf.to_yaml(OmegaConf.create(dict(config))))}</pre></body></html>\n",

@@ -57,6 +57,7 @@ _UNIMPORTANT = (
     "trainer.accelerator",
     "trainer.benchmark",
     "trainer.deterministic",
+    "deterministic",
     "trainer.enable_progress_bar",
     "trainer.enable_model_summary",
     "trainer.log_every_n_steps",

@@ -13,8 +13,9 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,15 @@ FAISS_GPU_MAX_K = 2048  # compiled into faiss: its GPU selection kernels hold th
 CHUNK_ELEMENTS = 2**25  # similarities held at once by the torch engine: 128 MiB in float32
 _FAISS_GPU_SCRATCH_BYTES = 256 * 2**20  # faiss tiles its work to fit; its own default is up to 1.5 GiB
 
+_PROBE_SECONDS = (
+    120.0  # until a test search counts as hanging: the first start of CUDA on a slow disk takes half a minute
+)
+
 # Run in a process of its own: where faiss has no kernel for the card it aborts, which no `except` survives. Rounding
 # to TF32 would turn the first similarity, 1 - 2**-13, into 1 and the tie would go to row 0.
 _FAISS_GPU_PROBE = """
 import faiss, numpy as np
+assert faiss.get_num_gpus() > 0, "it sees no GPU"
 gallery = np.eye(4, 8, dtype="float32")
 gallery[0, 0] = 1 - 2.0**-13
 gallery[3, 0] = 1
@@ -125,22 +131,42 @@ def has_faiss() -> bool:
 
 
 def faiss_gpu_works() -> bool:
-    """Whether faiss is a GPU build, sees a GPU, and a small search on it comes out right (tried once per process)."""
+    """Whether faiss is a GPU build and a small search on a GPU comes out right, which is tried once per process.
+
+    Warns, once, where there is such a build and a GPU and the search aborts, hangs or is wrong: other engines search then.
+    """
     if not has_faiss():
         return False
     import faiss
 
-    is_gpu_build = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
-    return is_gpu_build and torch.cuda.is_available() and _probe_faiss_gpu()
+    # Nothing of faiss that touches the card is called in this process: a broken build aborts it.
+    return hasattr(faiss, "StandardGpuResources") and torch.cuda.is_available() and _probe_faiss_gpu()
 
 
 @functools.cache
 def _probe_faiss_gpu() -> bool:
     try:
-        command = [sys.executable, "-c", _FAISS_GPU_PROBE]
-        return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+        process = subprocess.Popen(
+            [sys.executable, "-c", _FAISS_GPU_PROBE], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        errors = process.communicate(timeout=_PROBE_SECONDS)[1].strip().splitlines()
+        reason = f"exit code {process.returncode}{': ' + errors[-1] if errors else ''}"
+    except OSError as error:
+        reason = str(error)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # one that hangs in the driver does not end even now
+            process.communicate(timeout=5)
+        reason = f"no answer within {_PROBE_SECONDS:g} s"
+    else:
+        if process.returncode == 0:
+            return True
+    warnings.warn(
+        f"faiss does not work on this GPU (a test search in a process of its own: {reason}): the search goes on without it, "
+        "with the same numbers; reinstall faiss-gpu, or set search_engine=torch.",
+        stacklevel=2,
+    )
+    return False
 
 
 def nearest(queries: Tensor, gallery: Tensor, k: int, engine: str, *, exclude_self: bool) -> tuple[Tensor, Tensor]:

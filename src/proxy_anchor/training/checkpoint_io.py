@@ -14,6 +14,8 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
+from proxy_anchor.errors import UsageError
+
 
 def run_checkpoints(folder: Path, monitor: str, every_n_epochs: int = 1) -> list[ModelCheckpoint]:
     """`best.ckpt` by the highest value of `monitor` and `last.ckpt`, at the end of every evaluated epoch.
@@ -40,7 +42,7 @@ class BackgroundWriter(TorchCheckpointIO):
     than writing its checkpoints, and the writing thread holds Python's lock. The last version is written in any case,
     also when training stops with an error; a process that is killed loses at most `every_seconds` and one write.
 
-    Raises what writing raised (a full disk, a folder that is gone), at the next checkpoint or at the end of training.
+    Raises what writing raised, at the next checkpoint or at the end of training.
     """
 
     def __init__(self, every_seconds: float = 10.0) -> None:
@@ -109,7 +111,10 @@ class BackgroundWriter(TorchCheckpointIO):
 
 
 def write_whole(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a file that has its final name only when it is complete."""
+    """Write a file that has its final name only when it is complete.
+
+    Raises UsageError when the system refuses (a full disk, a folder that may not be written); the version before it stays.
+    """
     partial = Path(f"{path}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -120,5 +125,14 @@ def write_whole(checkpoint: dict[str, Any], path: Path) -> None:
         if path.name == "last.ckpt" and path.is_file():
             path.replace(previous_version(path))  # killed here, a run continues from that one
         partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        # torch's writer may cover what the system said by an error of its own.
+        reason = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(reason, OSError):
+            raise
+        raise UsageError(
+            f"{path} cannot be written ({reason.strerror or reason}): make room or give the folder back; the version before it "
+            "stays, and the same command with run=NAME continues from there."
+        ) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from proxy_anchor.data.table import shorten
 from proxy_anchor.reports.files import write_text
 from proxy_anchor.training.guard import NotFinite
 
@@ -18,10 +20,19 @@ if TYPE_CHECKING:
 
 REPLAY_FILE = "not_finite.json"
 COLLAPSED = 0.98  # mean cosine similarity of different images, of all classes
+# How much a step changes the backbone, of its own length. CS231n's rule of thumb is 1e-3, "somewhat higher or lower" for the
+# rate being so; here a hundred times more and a thousand times less. Adam's step grows with the rate alone, so that this
+# tells a rate that is far off whatever the loss is; the loss does not: with normalised embeddings and batch norm it falls at
+# rates that ruin the weights.
+STEP_TOO_LARGE, STEP_TOO_SMALL = 0.1, 1e-6
+NO_GRADIENT = 1e-8  # AdamW's epsilon: below it a step is smaller than the rate says, and then nothing
 
 
 class Health(pl.Callback):
-    """Warns of collapsed embeddings and of a backbone that stands still; keeps the batch when a number is not finite.
+    """Warns of what no error stops; keeps the batch when a number is not finite.
+
+    It warns of collapsed embeddings, of a backbone that stands still or moves at a rate that is far off, and of dead
+    proxies. What it needs of a step stays on the device; the host reads a few numbers once an epoch.
 
     folder: where REPLAY_FILE is written.
 
@@ -36,37 +47,80 @@ class Health(pl.Callback):
         self._sum: Tensor | None = None
         self._count = 0
         self._before: Tensor | None = None
+        self._seen: Tensor | None = None  # (C,) bool: classes that had an image in this epoch, on the device
+        self._ever_seen: Tensor | None = None
+        self._num_dead = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The warnings so far, for a run that is continued."""
-        return {"warnings": self.warnings}
+        """The warnings and classes so far, for a run that is continued."""
+        return {"warnings": self.warnings, "ever_seen": self._ever_seen, "num_dead": self._num_dead}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with them."""
         self.warnings = list(state_dict["warnings"])
+        self._ever_seen, self._num_dead = state_dict.get("ever_seen"), state_dict.get("num_dead", 0)
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
         print(f"warning: {text}", flush=True)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """Remember where the backbone stands: its first tensor that is trained."""
+        """Remember where the backbone stands: its first tensor that is trained. Forget which classes were seen."""
         first = next((p for p in pl_module.net.backbone.parameters() if p.requires_grad), None)
         self._before = None if first is None else first.detach().clone()
+        proxies = _proxies(pl_module)
+        self._seen = None if proxies is None else torch.zeros(len(proxies), dtype=torch.bool, device=proxies.device)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Keep the numbers of two batches: on a GPU a step's answer is read one step later."""
+        """Keep the numbers of two batches: on a GPU a step's answer is read one step later. Mark their classes."""
         self._batches = [*self._batches[-1:], batch[2].detach()]
+        if self._seen is not None:
+            self._seen.index_fill_(0, batch[1], True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """Warn of a backbone that has not moved in an epoch after the warm-up."""
-        if self._before is None or trainer.current_epoch < pl_module.settings.warmup_epochs:
-            return
+        """Look at what moved."""
+        if self._before is not None and trainer.current_epoch >= pl_module.settings.warmup_epochs:
+            self._look_at_backbone(trainer, pl_module, self._before)
+        if self._seen is not None:
+            self._look_at_proxies(trainer, pl_module, self._seen)
+
+    def _look_at_backbone(self, trainer: pl.Trainer, pl_module: MetricLearner, before: Tensor) -> None:
+        """Warn of one that has not moved in an epoch after the warm-up, or that its first such epoch moved far too much."""
+        epoch, warmup = trainer.current_epoch + 1, pl_module.settings.warmup_epochs
         first = next(p for p in pl_module.net.backbone.parameters() if p.requires_grad)
-        if torch.equal(first.detach(), self._before):
+        distance, length = torch.stack([(first.detach() - before).norm(), before.norm()]).tolist()
+        step = distance / max(length, 1e-12) / max(1, trainer.num_training_batches)
+        if distance == 0:
             self._warn(
-                f"epoch {trainer.current_epoch + 1}: the backbone has not moved (largest change of its first tensor 0) "
-                "although the warm-up is over."
+                f"epoch {epoch}: the backbone has not moved (largest change of its first tensor 0) although the warm-up is "
+                "over."
+            )
+        elif epoch == warmup + 1 and not STEP_TOO_SMALL <= step <= STEP_TOO_LARGE:  # later rates are lower on purpose
+            high = step > STEP_TOO_LARGE
+            self._warn(
+                f"epoch {epoch}: optimizer.lr={pl_module.settings.lr:g} looks far too {'high' if high else 'low'}: a step "
+                f"changed the backbone by {step:.1e} of its length (about 1e-3 is usual; judged by its first tensor)."
+            )
+
+    def _look_at_proxies(self, trainer: pl.Trainer, pl_module: MetricLearner, seen: Tensor) -> None:
+        """Warn of proxies that get no gradient although their classes had images, and, at the end, of classes without any."""
+        names = pl_module.metadata.get("classes", [])
+        self._ever_seen = seen if self._ever_seen is None else seen | self._ever_seen.to(seen.device)
+        momentum = trainer.optimizers[0].state.get(pl_module.loss.proxies, {}).get("exp_avg")  # type: ignore[arg-type]
+        if momentum is not None:
+            largest = torch.linalg.vector_norm(momentum, torch.inf, dim=1)  # no copy of what may be millions of rows
+            dead = _chosen((largest < NO_GRADIENT) & seen)
+            if len(dead) > self._num_dead:
+                self._num_dead = len(dead)
+                self._warn(
+                    f"epoch {trainer.current_epoch + 1}: {len(dead)} of {len(seen)} proxies are dead: none of their "
+                    f"gradients' running means is above {NO_GRADIENT:g} although their classes had images "
+                    f"({_named(dead, names)})."
+                )
+        if trainer.current_epoch + 1 == trainer.max_epochs and (never := _chosen(~self._ever_seen)):
+            self._warn(
+                f"{len(never)} of {len(seen)} proxies were never the positive of an image in training: no full batch held "
+                f"their classes ({_named(never, names)})."
             )
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -104,3 +158,18 @@ class Health(pl.Callback):
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / REPLAY_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def _proxies(pl_module: MetricLearner) -> Tensor | None:
+    """(C, D), of losses that have one for each class under this name."""
+    proxies, classes = (getattr(pl_module.loss, name, None) for name in ("proxies", "num_classes"))
+    return proxies if isinstance(proxies, Tensor) and len(proxies) == classes else None
+
+
+def _chosen(mask: Tensor) -> list[int]:
+    """The rows where a mask is set; waits for the device."""
+    return mask.nonzero().flatten().tolist()
+
+
+def _named(rows: Sequence[int], names: Sequence[str]) -> str:
+    return shorten([names[row] if row < len(names) else str(row) for row in rows])

@@ -22,7 +22,7 @@ from proxy_anchor.training.checkpoint_io import previous_version
 
 RECORD_KEY = "run_record"
 STOPPED = 75  # sysexits.h's "temporary failure, try again": the same command continues the run
-_LEFT_BEFORE_A_CHECKPOINT = ("config.yaml", "metrics.csv", "hparams.yaml", "tensorboard", "wandb")
+_LEFT_BEFORE_A_CHECKPOINT = ("config.yaml", "bad_images.txt", "metrics.csv", "hparams.yaml", "tensorboard", "wandb")
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:

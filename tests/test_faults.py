@@ -1,0 +1,168 @@
+"""Disks, folders, data and devices that are not as they were: one line, and the last good checkpoint stays."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli import REPOSITORY, compose_train, run_entry
+from omegaconf import OmegaConf
+from pictures import write_noise_images
+from processes import permissions_count
+
+import settings
+from proxy_anchor.errors import UsageError
+from proxy_anchor.training.checkpoint_io import BackgroundWriter
+from proxy_anchor.training.resume import newest_checkpoint
+from train import train
+
+RUN = [
+    "dataset=folder",
+    "dataset.images.crop=32",
+    "dataset.images.resize=36",
+    "backbone=test_resnet",
+    "backbone.pretrained=false",
+    "batch_norm=train",
+    "optimizer.warmup_epochs=0",
+    "embedding_dim=8",
+    "data.batch_size=8",
+    "data.num_workers=0",
+    "trainer.max_epochs=3",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "logger=csv",
+    "run=x",
+]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(*overrides) trains in this process, in tmp_path/run, on six classes of eight images; writes every checkpoint."""
+    write_noise_images(tmp_path, dict.fromkeys("abcdef", 8))
+    monkeypatch.setattr(BackgroundWriter.__init__, "__defaults__", (0.0,))
+
+    def start(*more: str) -> dict:
+        return train(compose_train(*RUN, f"dataset.root={tmp_path / 'images'}", *more), tmp_path / "run")
+
+    return start
+
+
+@pytest.fixture
+def interrupted(run, tmp_path):
+    """The same, after a run that was killed just before its end."""
+    run()
+    (tmp_path / "run" / "result.json").unlink()
+    return run
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done.stdout + done.stderr
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+LIMITED = """
+import resource, signal, sys, threading
+sys.path.insert(0, sys.argv.pop(1))
+import entry, train
+from proxy_anchor.training import checkpoint_io, module
+checkpoint_io.BackgroundWriter.__init__.__defaults__ = (0.0,)
+start = module.MetricLearner.on_train_epoch_start
+
+def fill_the_disk(learner):
+    if learner.current_epoch == 2:
+        learner.trainer.strategy.checkpoint_io.teardown()  # what the second epoch left is written
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    start(learner)
+
+module.MetricLearner.on_train_epoch_start = fill_the_disk
+entry.run(train.main, "train")
+"""
+
+
+def test_a_disk_that_is_full_in_the_third_epoch_leaves_the_second_to_go_on_from(tmp_path):
+    # A limit on the size of files makes the same calls fail, in the same places, as a disk without room.
+    write_noise_images(tmp_path, dict.fromkeys("abcdef", 8))
+    given = [*RUN, "dataset.root=images"]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(REPOSITORY / "src"), *given],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    line = one_line(done)
+    assert "cannot be written (File too large): make room" in line
+    assert "the same command with run=NAME continues from there" in line
+    assert newest_checkpoint(tmp_path / "runs" / "x").epoch == 2
+    assert not list((tmp_path / "runs" / "x").glob("*.partial"))
+    again = run_entry("train.py", *given, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "continued after epoch 2 of 3" in again.stdout
+
+
+def test_a_folder_that_may_not_be_written_is_one_line(tmp_path):
+    write_noise_images(tmp_path, dict.fromkeys("abcdef", 8))
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    if not permissions_count():
+        closed = Path("/sys")  # where nobody may make anything
+    line = one_line(run_entry("train.py", *RUN, "dataset.root=images", f"hydra.run.dir={closed}/x", cwd=tmp_path))
+    assert str(closed) in line
+    assert "change its permissions, or start in another folder" in line
+
+
+@pytest.mark.skipif(not permissions_count(), reason="root may write everywhere")
+def test_a_run_folder_that_is_closed_while_training_keeps_its_checkpoint(interrupted, tmp_path):
+    (tmp_path / "run").chmod(0o500)
+    try:
+        with pytest.raises((UsageError, PermissionError)):
+            interrupted("trainer.max_epochs=3")
+    finally:
+        (tmp_path / "run").chmod(0o700)
+    assert newest_checkpoint(tmp_path / "run").epoch == 3
+
+
+def test_images_that_vanish_before_the_run_goes_on_are_one_line(interrupted, tmp_path):
+    shutil.rmtree(tmp_path / "images" / "a")
+    with pytest.raises(UsageError, match="images are not those that this run began with"):
+        interrupted()
+    shutil.rmtree(tmp_path / "images")
+    with pytest.raises(Exception, match=r"dataset\.root=.* is not a folder"):
+        interrupted()
+    assert newest_checkpoint(tmp_path / "run").epoch == 3
+
+
+def test_another_number_of_classes_on_resume_is_refused_with_both(interrupted, tmp_path):
+    for number, name in enumerate("ghij"):
+        shutil.copytree(tmp_path / "images" / "abcdef"[number], tmp_path / "images" / name)
+    with pytest.raises(UsageError) as caught:
+        interrupted()
+    assert str(caught.value).startswith("the train images are not those that this run began with (then 24 images of 3")
+    assert "; now 40 images of 5 classes" in str(caught.value)
+    assert newest_checkpoint(tmp_path / "run").epoch == 3
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 4)])
+def test_another_number_of_devices_on_resume_is_refused(before, now, tmp_path):
+    def config(devices: int):
+        several = ["trainer.strategy=ddp"] if devices > 1 else []
+        return compose_train(*RUN, f"dataset.root={tmp_path}", f"trainer.devices={devices}", *several)
+
+    OmegaConf.save(config(before), tmp_path / "config.yaml", resolve=True)
+    (tmp_path / "last.ckpt").touch()
+    cfg = config(now)
+    ask = settings.checkpoint_to_continue if now == 1 else settings.ranks_to_start  # what `main` asks first
+    with pytest.raises(UsageError) as caught:
+        ask(cfg, tmp_path)
+    text = str(caught.value)
+    if now == 1:
+        assert "holds a run with other settings (trainer.devices, trainer.strategy): choose another run=NAME" in text
+    else:
+        assert "already holds a run (and a run on several devices is not continued): choose another run=NAME" in text
+    assert (tmp_path / "last.ckpt").is_file()
