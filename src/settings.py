@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
+from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
@@ -129,6 +130,8 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
         reason = " ".join(str(error.__cause__ or error).split())
         raise UsageError(f"trainer.devices={cfg.trainer.devices} is not possible here: {reason}") from error
     _check_strategy(cfg, trainer)
+    if cfg.resume == "auto" and read_result(folder) is not None:
+        return 1  # finished: this process says so
     if trainer.world_size == 1 or trainer.strategy.cluster_environment.creates_processes_externally:
         return 1
     if trainer.num_nodes > 1:
@@ -246,7 +249,7 @@ _LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
 
 
 # Neither name nor place of a run, nor what it prints, changes a number of it.
-_UNIMPORTANT = ("run", "logger", "resume", "trainer.enable_progress_bar", "data.num_workers")
+_UNIMPORTANT = ("run", "logger", "launcher", "resume", "trainer.enable_progress_bar", "data.num_workers")
 
 
 def require_same(cfg: DictConfig, folder: Path) -> None:
@@ -368,6 +371,12 @@ def check_retrieval(cfg: DictConfig, config_name: str) -> None:
         cfg.embed.precision = str(cfg.embed.precision)
 
 
+def check_launcher(cfg: DictConfig) -> None:
+    """Refuse a launcher where there is nothing to launch: it would be dropped without a word."""
+    if cfg.launcher.name != "basic" and HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
+        raise UsageError(f"launcher={cfg.launcher.name}: it runs the jobs of a sweep; add -m, or leave launcher out.")
+
+
 def check_config(cfg: DictConfig) -> None:
     """Raise for a value that is out of range, before any image or weight is read.
 
@@ -380,6 +389,7 @@ def check_config(cfg: DictConfig) -> None:
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
+    check_launcher(cfg)
     check_int("embedding_dim", cfg.embedding_dim, 1)
     check_int("seed", cfg.seed, 0)
     if cfg.seed >= 2**32:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 import entry
 import settings
 from folds import cross_validate
-from proxy_anchor.reports.files import read_result
+from proxy_anchor.reports.files import read_result, selecting_recall
 
 
 def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
@@ -88,8 +88,7 @@ def main(cfg: DictConfig) -> float:
         result = cross_validate(train, cfg, folder)
     else:
         result = train(cfg, folder)
-    selected = result["selected"]
-    return next(iter((selected.get("validation") or selected["recall"]).values()))
+    return selecting_recall(result)
 
 
 if __name__ == "__main__":
