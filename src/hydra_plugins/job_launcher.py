@@ -40,7 +40,7 @@ class JobLauncher(BasicLauncher):
         start = time.monotonic()
 
         def on_end(number: int, code: int) -> None:
-            returned[number] = self._outcome(composed[number], code, commands[number].output)
+            returned[number] = self._outcome(composed[number], code, commands[number])
             told = returned[number]
             shown = "finished" if told.status == JobStatus.COMPLETED else f"failed: {told._return_value}"
             print(f"[{len(returned)}/{len(commands)}] job {composed[number].hydra.job.num} {shown}", end=" ")
@@ -68,7 +68,7 @@ class JobLauncher(BasicLauncher):
         own = [each for each in overrides if not each.lstrip("+~").startswith(("launcher=", "launcher.", "run="))]
         fixed = [f"run={_quoted(str(cfg.run))}", "hydra.mode=RUN", f"hydra.run.dir={_quoted(folder)}"]
         command = (sys.executable, os.path.abspath(sys.argv[0]), *own, *fixed)
-        return jobs.Job(command, Path.cwd(), Path(f"{folder}.log"))
+        return jobs.Job(command, Path.cwd(), Path(folder))
 
     def _run(self, commands: list[jobs.Job], on_end: jobs.OnEnd) -> None:
         assert self.config is not None
@@ -114,15 +114,14 @@ class JobLauncher(BasicLauncher):
                 address=cfg.address,
             )
 
-    def _outcome(self, cfg: DictConfig, code: int, output: Path) -> JobReturn:
+    def _outcome(self, cfg: DictConfig, code: int, job: jobs.Job) -> JobReturn:
         assert self.hydra_context is not None
-        folder = Path(cfg.hydra.runtime.output_dir)
         told = JobReturn(overrides=list(cfg.hydra.overrides.task), cfg=cfg, hydra_cfg=cfg, working_dir=str(Path.cwd()))
         if code == 0:
-            result = read_result(folder)
+            result = read_result(job.folder)
             told.status, told._return_value = JobStatus.COMPLETED, result and selecting_recall(result)
         else:
-            reason = jobs.explain_failure(folder, code, output)
+            reason = jobs.explain_failure(job, code)
             error = UsageError if code == USAGE_ERROR else jobs.JobError
             told.status, told._return_value = JobStatus.FAILED, error(reason)
         self.hydra_context.callbacks.on_job_end(config=cfg, job_return=told)

@@ -32,11 +32,16 @@ class JobError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """A command, where it is run, and the file that takes what it prints. Calling it runs it and returns its exit code."""
+    """A command, where it is run, and the folder of its run. Calling it runs it and returns its exit code."""
 
     command: tuple[str, ...]
     place: Path
-    output: Path
+    folder: Path
+
+    @property
+    def output(self) -> Path:
+        """The file that takes what it prints; beside the folder, which is then as if the command were run alone."""
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     def start(self, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
         """The running command. SLURM's variables are left out: they describe a launcher's process, not this command's."""
@@ -79,15 +84,16 @@ def read_failure(folder: Path) -> str | None:
     return file.read_text(encoding="utf-8").strip().splitlines()[-1] if file.is_file() else None
 
 
-def explain_failure(folder: Path, code: int, output: Path) -> str:
+def explain_failure(job: Job, code: int, trace: str = "") -> str:
     """The reason of a job that ended with this exit code; written to its folder where the job could not do that itself."""
-    if (reason := read_failure(folder)) is not None:
+    if (reason := read_failure(job.folder)) is not None:
         return reason
     reason = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     if code == STOPPED:
         reason = "stopped by a signal; the same command continues it"
-    printed = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
-    write_failure(folder, "\n".join(printed.splitlines()[-50:]), f"{reason}; what it printed is in {output}")
+    if not trace and job.output.is_file():
+        trace = "\n".join(job.output.read_text(encoding="utf-8", errors="replace").splitlines()[-50:])
+    write_failure(job.folder, trace, f"{reason} (it printed to {job.output})")
     return reason
 
 
@@ -180,6 +186,9 @@ def run_on_slurm(
         slurm_additional_parameters=dict(sbatch or {}),
         **({} if partition is None else {"slurm_partition": partition}),
     )
+    # The workers find this package where it is found here, whichever is installed.
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     handles = dict(enumerate(executor.submit_array(list(jobs))))
     with terminated_as(SystemExit(STOPPED)):
         try:
@@ -187,20 +196,20 @@ def run_on_slurm(
                 for number, handle in list(handles.items()):
                     if handle.done():
                         del handles[number]
-                        on_end(number, _slurm_exit_code(handle))
+                        on_end(number, _slurm_exit_code(jobs[number], handle))
                 time.sleep(0.5)
         finally:
             for handle in handles.values():
                 handle.cancel()
 
 
-def _slurm_exit_code(handle: Any) -> int:
-    import submitit
+def _slurm_exit_code(job: Job, handle: Any) -> int:
+    from submitit.core.utils import FailedJobError, UncompletedJobError
 
     try:
         return handle.result()
-    except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
-        print(" ".join(str(error).split()), flush=True)
+    except (FailedJobError, UncompletedJobError) as error:
+        explain_failure(job, 1, str(error))
         return 1
 
 
@@ -239,8 +248,8 @@ def run_on_ray(
                     try:
                         code = ray.get(reference)
                     except ray.exceptions.RayError as error:
-                        print(" ".join(str(error).split()), flush=True)
                         code = 1
+                        explain_failure(jobs[number], code, str(error))
                     on_end(number, code)
         finally:
             ray.shutdown()
