@@ -128,6 +128,7 @@ def test_the_launcher_is_one_word_and_no_setting_of_a_run(launcher):
 def test_an_experiment_that_is_a_sweep_by_itself_takes_a_launcher(tmp_path):
     """Its file asks for a sweep, which the command of a job must not start again."""
     words = ["experiment=cars_alpha_delta", "loss.alpha=4", "loss.delta=0,0.1", "dataset.root=nowhere"]
+    words += ["backbone.pretrained=false", "batch_norm=train"]
     done = run_entry("train.py", *words, "run=x", *LOCAL, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     for job in range(2):
