@@ -7,6 +7,8 @@ stand inside the functions that need them, so that errors come at once.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,6 +245,77 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
                 )
             jobs[loss, seed] = job
     return jobs
+
+
+_TUNING_KEYS = ("search", "trials", "prune_after_epochs", "unpruned_trials")
+
+
+def tuning_settings(cfg: DictConfig) -> tuple[Any, list[str]]:
+    """(what may vary, as given; the arguments that all trials share) of tune.py.
+
+    Raises UsageError for a search that would choose by test classes, or whose numbers are out of range.
+    """
+    check_int("trials", cfg.trials, 1)
+    check_int("unpruned_trials", cfg.unpruned_trials, 1)
+    if cfg.prune_after_epochs is not None:
+        check_int("prune_after_epochs", cfg.prune_after_epochs, 1)
+    check_choice("launcher", cfg.launcher.name, ["basic", "local"])
+    if cfg.validation.name == "test":
+        raise UsageError("validation=test would choose settings by the test classes: use validation=classes or folds.")
+    if cfg.trainer.devices != 1:
+        raise UsageError(f"trainer.devices={cfg.trainer.devices}: a trial trains on one device; use devices=1.")
+    search: Any = OmegaConf.to_container(cfg.search) if isinstance(cfg.search, DictConfig) else cfg.search
+    shared = []
+    for each in HydraConfig.get().overrides.task:
+        key = each.partition("=")[0].lstrip("+~")
+        if search and key in search:
+            raise UsageError(f"{each}: {key} is searched; give it in one place.")
+        if key.partition(".")[0] not in (*_TUNING_KEYS, "launcher", "run"):
+            shared.append(each)
+    if not any(each.startswith("validation=") for each in shared):
+        shared.append(f"validation={cfg.validation.name}")
+    return search, shared
+
+
+def tuning_job(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:
+    """The configuration of the trial of this name with these values, checked as train.py would."""
+    job = compose("train", [*shared, *as_overrides(values)])
+    job.run = f"{cfg.run}/{name}"
+    make_paths_absolute(job)
+    check_config(job)
+    return job
+
+
+def as_overrides(values: dict[str, Any]) -> list[str]:
+    """Values as arguments of the command line."""
+    words: dict[Any, str] = {True: "true", False: "false", None: "null"}
+    return [
+        f"{key}={words[value] if value is None or isinstance(value, bool) else value}" for key, value in values.items()
+    ]
+
+
+def job_slots(cfg: DictConfig) -> list[dict[str, str]]:
+    """The environment of each job that launcher=local runs at once on this host."""
+    from proxy_anchor.training.jobs import make_slots, visible_gpus
+
+    for key in ("jobs_per_gpu", "jobs_at_once"):
+        if cfg.launcher[key] is not None:
+            check_int(f"launcher.{key}", cfg.launcher[key], 1)
+    cards = [] if cfg.trainer.accelerator == "cpu" else visible_gpus()
+    return make_slots(cards, cfg.trainer.devices, cfg.launcher.jobs_per_gpu, cfg.launcher.jobs_at_once)
+
+
+def alone_command(cfg: DictConfig, overrides: Sequence[str], folder: Path | str) -> tuple[str, ...]:
+    """The command that runs this program with these arguments, less those of a launcher, in this folder."""
+    own = [each for each in overrides if not each.lstrip("+~").startswith(("launcher=", "launcher.", "run="))]
+    fixed = [f"run={_quoted(cfg.run)}", "hydra.mode=RUN", f"hydra.run.dir={_quoted(folder)}"]
+    return (sys.executable, os.path.abspath(sys.argv[0]), *own, *fixed)
+
+
+def _quoted(value: object) -> str:
+    """As a value of Hydra's command line."""
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 _LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}

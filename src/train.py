@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from folds import cross_validate
 from proxy_anchor.reports.files import read_result, selecting_recall
 
 
-def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
-    """One run in `folder`; returns what result.json holds: selected, best and last evaluation, all of them, seconds."""
+def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
+    """One run in `folder`; returns what result.json holds: selected, best and last evaluation, all of them, seconds.
+
+    callbacks: further ones, after the Recall of an evaluation is known.
+    """
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
@@ -43,7 +47,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     trainer = instantiate(
         cfg.trainer,
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
-        callbacks=[startup, recall, *settings.bookkeeping(cfg, folder, recall.monitor, health)],
+        callbacks=[startup, recall, *callbacks, *settings.bookkeeping(cfg, folder, recall.monitor, health)],
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )

@@ -5,8 +5,6 @@ Hydra takes a launcher only from a package of this name. Where jobs run is `laun
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,11 +62,10 @@ class JobLauncher(BasicLauncher):
 
     def _job(self, cfg: DictConfig, overrides: list[str]) -> jobs.Job:
         """The command that runs this job alone, in the folder of this sweep."""
+        import settings  # here: Hydra imports this module for every program of this environment
+
         folder = cfg.hydra.runtime.output_dir
-        own = [each for each in overrides if not each.lstrip("+~").startswith(("launcher=", "launcher.", "run="))]
-        fixed = [f"run={_quoted(str(cfg.run))}", "hydra.mode=RUN", f"hydra.run.dir={_quoted(folder)}"]
-        command = (sys.executable, os.path.abspath(sys.argv[0]), *own, *fixed)
-        return jobs.Job(command, Path.cwd(), Path(folder))
+        return jobs.Job(settings.alone_command(cfg, overrides, folder), Path.cwd(), Path(folder))
 
     def _run(self, commands: list[jobs.Job], on_end: jobs.OnEnd) -> None:
         assert self.config is not None
@@ -88,8 +85,9 @@ class JobLauncher(BasicLauncher):
             flush=True,
         )
         if cfg.name == "local":
-            cards = jobs.visible_gpus() if gpus else []
-            jobs.run_here(commands, jobs.make_slots(cards, devices, cfg.jobs_per_gpu, cfg.jobs_at_once), on_end)
+            import settings
+
+            jobs.run_here(commands, settings.job_slots(self.config), on_end)
         elif cfg.name == "slurm":
             sbatch: Any = OmegaConf.to_container(cfg.sbatch)
             jobs.run_on_slurm(
@@ -126,9 +124,3 @@ class JobLauncher(BasicLauncher):
             told.status, told._return_value = JobStatus.FAILED, error(reason)
         self.hydra_context.callbacks.on_job_end(config=cfg, job_return=told)
         return told
-
-
-def _quoted(text: str) -> str:
-    """As a value of Hydra's command line."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
