@@ -140,8 +140,18 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
         raise UsageError(
             f"trainer.num_nodes={trainer.num_nodes}: start it on every node by torchrun or SLURM, see docs/scale.md."
         )
-    require_new(folder)
+    if cfg.resume == "never" or not _cleared(cfg, folder):
+        require_new(folder)
     return trainer.num_devices
+
+
+def _cleared(cfg: DictConfig, folder: Path) -> bool:
+    """Whether the folder held only the beginning of this run, from before its first checkpoint, and is empty now."""
+    from proxy_anchor.training.resume import clear_beginning
+
+    if (folder / "config.yaml").is_file():
+        require_same(cfg, folder)
+    return not any(folder.glob("*")) or clear_beginning(folder)
 
 
 def check_processes(cfg: DictConfig, trainer: pl.Trainer) -> None:
@@ -198,13 +208,13 @@ def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
     if cfg.resume == "never" or one_of_several() or not any(folder.glob("*")):
         require_new(folder)
         return None
-    from proxy_anchor.training.resume import clear_beginning, newest_checkpoint
+    from proxy_anchor.training.resume import newest_checkpoint
 
     if (folder / "config.yaml").is_file():
         require_same(cfg, folder)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
-        if not clear_beginning(folder):
+        if not _cleared(cfg, folder):
             require_new(folder)
         print("interrupted before its first checkpoint, and begun anew", flush=True)
         return None
