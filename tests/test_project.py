@@ -80,3 +80,15 @@ def test_results_table_is_what_the_runs_wrote(row):
     found = re.findall(r"\d+\.\d", line.replace("±", " "))
     for cell in cells:
         assert cell in found, (cell, line)
+
+
+def test_the_tables_of_what_scale_takes_are_what_the_script_computes(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    import scale
+
+    document = (REPOSITORY / "docs" / "scale.md").read_text()
+    assert scale.table(scale.TRAINING) in document
+    assert scale.table(scale.GALLERY) in document
+    sop = scale.SCALES[0]
+    assert scale.TRAINING["proxies, gradient, moments: 16 C D"](sop) == "92.7 MB"  # 16 x 11,318 x 512 = 92,717,056
+    assert scale.GALLERY["embeddings, float32: 4 G D"](sop) == "124 MB"  # 4 x 60,502 x 512 = 123,908,096
