@@ -32,6 +32,13 @@ def job(code: str, folder: Path) -> Job:
     return Job((sys.executable, "-c", f"import os, sys, time\n{code}"), folder.parent, folder)
 
 
+def wait_until_ready(output: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (output.is_file() and "ready" in output.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_card_for_each_job_before_a_second_job_on_one():
     def cards(*arguments: object) -> list[str]:
         return [slot["CUDA_VISIBLE_DEVICES"] for slot in make_slots(*arguments)]
@@ -122,6 +129,31 @@ def test_a_job_is_its_command_alone(tmp_path, monkeypatch):
     assert here.output.read_text().split() == ["[]", "1"]
 
 
+def test_a_notice_to_all_processes_of_a_slurm_job_stops_the_command_gently(tmp_path):
+    """As submitit does: its process queues the job again on SIGUSR2, then exits."""
+    code = (
+        "import signal, sys\nfrom pathlib import Path\nfrom proxy_anchor.training.jobs import Job\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(1))\n"
+        "slow = 'import signal, sys, time; from pathlib import Path\\n'\n"
+        "slow += 'def stop(*_): Path(\"saved\").touch(); sys.exit(75)\\n'\n"
+        "slow += 'signal.signal(signal.SIGTERM, stop); print(\"ready\", flush=True); time.sleep(60)'\n"
+        "Job((sys.executable, '-c', slow), Path.cwd(), Path('run').absolute())()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    worker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment, start_new_session=True)
+    wait_until_ready(tmp_path / "run.log")
+    os.killpg(worker.pid, signal.SIGUSR2)
+    assert worker.wait(30) == 1
+    assert (tmp_path / "saved").is_file()
+
+
+def test_a_job_that_slurm_takes_back_is_queued_again(tmp_path):
+    submitit = pytest.importorskip("submitit")
+    again = job("", tmp_path / "x").checkpoint()
+    assert isinstance(again, submitit.helpers.DelayedSubmission)
+    assert again.function == job("", tmp_path / "x")
+
+
 def test_a_terminated_launcher_stops_its_jobs_gently(tmp_path):
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom proxy_anchor.training.jobs import Job, run_here\n"
@@ -135,10 +167,7 @@ def test_a_terminated_launcher_stops_its_jobs_gently(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     )
     output = tmp_path / "run.log"
-    deadline = time.monotonic() + 60
-    while not (output.is_file() and "ready" in output.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until_ready(output)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(30) == STOPPED
     assert (tmp_path / "saved").is_file()

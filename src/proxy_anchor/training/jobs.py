@@ -55,6 +55,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                preexec_fn=_ignore_notice,
             )
 
     def __call__(self) -> int:
@@ -70,6 +71,11 @@ class Job:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def _ignore_notice() -> None:
+    """SLURM sends its notice to all processes of a job; the launcher's answers it, and stops the command by SIGTERM."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def write_failure(folder: Path, trace: str, reason: str) -> None:
@@ -235,15 +241,16 @@ def run_on_ray(
     def call(job: Job) -> int:
         return job()
 
-    with terminated_as(SystemExit(STOPPED)):
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-        try:
-            if not need_gpus and not ray.cluster_resources().get("GPU"):
-                gpus_per_job = 0
-            remote = ray.remote(num_gpus=gpus_per_job, num_cpus=cpus_per_job)(call)
-            running = {remote.remote(job): number for number, job in enumerate(jobs)}
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    try:
+        if not need_gpus and not ray.cluster_resources().get("GPU"):
+            gpus_per_job = 0
+        remote = ray.remote(num_gpus=gpus_per_job, num_cpus=cpus_per_job)(call)
+        running = {remote.remote(job): number for number, job in enumerate(jobs)}
+        with terminated_as(SystemExit(STOPPED)):  # after ray.init, which has an answer of its own to SIGTERM
             while running:
-                for reference in ray.wait(list(running))[0]:
+                time.sleep(0.5)  # not in ray.wait, which makes an exit code of 1 of every signal
+                for reference in ray.wait(list(running), num_returns=len(running), timeout=0)[0]:
                     number = running.pop(reference)
                     try:
                         code = ray.get(reference)
@@ -251,5 +258,5 @@ def run_on_ray(
                         code = 1
                         explain_failure(jobs[number], code, str(error))
                     on_end(number, code)
-        finally:
-            ray.shutdown()
+    finally:
+        ray.shutdown()
