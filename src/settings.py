@@ -7,6 +7,7 @@ stand inside the functions that need them, so that errors come at once.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -287,6 +288,11 @@ def tuning_settings(cfg: DictConfig) -> tuple[Any, list[str]]:
     return search, shared
 
 
+def decisive(overrides: Sequence[str]) -> list[str]:
+    """Those arguments that change a number."""
+    return sorted(each for each in overrides if not each.lstrip("+~").startswith(_UNIMPORTANT))
+
+
 def tuning_job(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:
     """The configuration of the trial of this name with these values, checked as train.py would."""
     job = compose("train", [*shared, *as_overrides(values)])
@@ -302,6 +308,12 @@ def as_overrides(values: dict[str, Any]) -> list[str]:
     return [
         f"{key}={words[value] if value is None or isinstance(value, bool) else value}" for key, value in values.items()
     ]
+
+
+def train_command(shared: list[str], values: dict[str, Any]) -> str:
+    """For a shell: what trains with these values on all training classes."""
+    words = [each for each in shared if not each.startswith("validation")]
+    return shlex.join(["python", "src/train.py", *words, *as_overrides(values)])
 
 
 def job_slots(cfg: DictConfig) -> list[dict[str, str]]:

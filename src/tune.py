@@ -33,8 +33,9 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     search, shared = settings.tuning_settings(cfg)
     space = make_space(search)
     settings.tuning_job(cfg, shared, first_values(space), "trial0")  # what no trial could do is said now
+    made_of = {"search": search, "other arguments": settings.decisive(shared)}
     pruning = {key: cfg[key] for key in ("prune_after_epochs", "unpruned_trials")}
-    study = Tuning(folder, space, {"search": search, "other arguments": shared}, seed=cfg.seed, **pruning)
+    study = Tuning(folder, space, made_of, seed=cfg.seed, **pruning)
 
     def run(trial: Any) -> float:
         place = study.folder_of(trial)
@@ -79,14 +80,12 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
     write_json(folder / "tuning.json", {"trials": rows})
     best = rows[0]
     if best["state"] == "complete":
-        words = [each for each in shared if not each.startswith("validation")]
-        again = " ".join([*words, *settings.as_overrides({key: best[key] for key in searched})])
-        print(f"best: {best['trial']}. On all training classes: python src/train.py {again}", flush=True)
+        again = settings.train_command(shared, {key: best[key] for key in searched})
+        print(f"best: {best['trial']}. On all training classes: {again}", flush=True)
     if failed := [row["trial"] for row in rows if row["state"] == "failed"]:
-        raise UsageError(
-            f"{len(failed)} of {len(rows)} trials failed ({', '.join(failed)}; see {jobs.FAILURE_FILE} in their folders); "
-            f"the same command with run={folder.name} repeats them."
-        )
+        listed = f"{', '.join(failed)}; see {jobs.FAILURE_FILE} in their folders"
+        again = f"the same command with run={folder.name} repeats them."
+        raise UsageError(f"{len(failed)} of {len(rows)} trials failed ({listed}); {again}")
     return best
 
 

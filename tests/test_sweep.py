@@ -105,6 +105,8 @@ def test_jobs_through_a_cluster(launcher, swept, tmp_path):
         ("-m", "launcher=slurm"): "sbatch is not found",
         ("-m", "launcher=local", "launcher.jobs_at_onse=2"): "Did you mean 'jobs_at_once'?",
         ("-m", "launcher=local", "launcher.jobs_at_once=0"): "launcher.jobs_at_once=0: expected a whole number",
+        ("-m", "launcher=local", "trainer.devices=1,2"): "trainer.devices differs between the jobs of one sweep",
+        ("-m", "launcher=basic,local"): "launcher differs between the jobs of one sweep",
         ("-m", "launcher=local", "trainer.devices=auto"): "name their number, as in trainer.devices=2",
         ("-m", "loss=proxy_anchor,triplett"): "Did you mean 'triplet'?",
         ("-m", "launcher=local", "loss=proxy_anchor,triplett"): "Did you mean 'triplet'?",

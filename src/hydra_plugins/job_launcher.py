@@ -31,6 +31,14 @@ class JobLauncher(BasicLauncher):
         composed = [self._compose(list(each), initial_job_idx + number) for number, each in enumerate(job_overrides)]
         place = self.config.launcher.name
         check_choice("launcher.name", place, ["basic", "local", "slurm", "ray"])
+        for key in (
+            "launcher",
+            *(("trainer.devices", "trainer.num_nodes", "trainer.accelerator") * (place != "basic")),
+        ):
+            if len({str(OmegaConf.select(cfg, key)) for cfg in composed}) > 1:
+                raise UsageError(
+                    f"{key} differs between the jobs of one sweep: give it one value, and start a sweep for each."
+                )
         if place == "basic":
             return super().launch(job_overrides, initial_job_idx)
         commands = [self._job(cfg, list(each)) for cfg, each in zip(composed, job_overrides, strict=True)]

@@ -47,6 +47,7 @@ class Job:
         """The running command. SLURM's variables are left out: they describe a launcher's process, not this command's."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         self.output.parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier attempt
         with self.output.open("ab") as output:
             return subprocess.Popen(
                 self.command,
@@ -55,7 +56,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_ignore_notice,
+                preexec_fn=_ignore_notice if hasattr(signal, "SIGUSR2") else None,
             )
 
     def __call__(self) -> int:

@@ -192,8 +192,10 @@ class Tuning:
 
 def _lock(file: Path, wait: bool = False) -> Any:
     """The open file, locked until it is closed or this process ends; None when another process holds it."""
-    import fcntl
-
+    try:
+        import fcntl
+    except ImportError as error:
+        raise UsageError("tune.py locks files as Linux and macOS do, which this system does not.") from error
     stream = file.open("a")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
