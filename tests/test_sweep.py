@@ -128,6 +128,7 @@ def test_the_launcher_is_one_word_and_no_setting_of_a_run(launcher):
     assert cfg.hydra.launcher._target_ == "hydra_plugins.job_launcher.JobLauncher"
 
 
+@pytest.mark.slow
 def test_jobs_of_two_processes_are_repeated_and_kept_alike(tmp_path):
     words = ["-m", "run=x", "loss.alpha=16,1e30", *ARGUMENTS, "trainer.devices=2", "trainer.strategy=ddp"]
     for launcher in (["launcher=local", "launcher.jobs_at_once=2"], []):  # the same command, also by another launcher
