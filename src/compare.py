@@ -6,8 +6,6 @@ is one of `train.py`, in runs/NAME/LOSS/seedN.
 
 from __future__ import annotations
 
-import gc
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,6 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     for number, ((loss, seed), job) in enumerate(jobs.items(), start=1):
         place = folder / loss / f"seed{seed}"
         print(f"\n[{number}/{len(jobs)}] {loss}, seed {seed}: {place}", flush=True)
-        entry.STARTED = time.monotonic()  # each run's start-up time is its own
         try:
             results[loss].append(finished(job, place) or train(job, place))
         except Exception as error:  # whatever stopped this run, the others are still wanted
@@ -42,7 +39,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
                 traceback.print_exc()
             failures[f"{loss}, seed {seed}"] = entry.one_line(error)
             print(f"failed: {failures[f'{loss}, seed {seed}']}", flush=True)
-        free_memory()
+        entry.forget_last_run()
 
     if any(results.values()):
         print("\n" + write_comparison(folder, {loss: runs for loss, runs in results.items() if runs}, cfg.levels))
@@ -62,16 +59,6 @@ def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
         settings.require_same(job, place)
         print("finished before, and kept")
     return result
-
-
-def free_memory() -> None:
-    """Let go of the last run's network and of what was compiled for it, so that each run starts as the first did."""
-    import torch
-
-    torch.compiler.reset()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def main(cfg: DictConfig) -> None:

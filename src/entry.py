@@ -7,11 +7,13 @@ stand inside the functions that need them, so that --help and errors come at onc
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import re
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -37,7 +39,8 @@ from proxy_anchor.allocator import keep_freed_memory
 from proxy_anchor.errors import UsageError, did_you_mean
 from proxy_anchor.reports.files import read_result
 from proxy_anchor.reports.tables import format_table
-from proxy_anchor.training.processes import RankError, leave_error, rank, run_ranks
+from proxy_anchor.training.jobs import FAILURE_FILE, SWEEP_JOB, JobError, read_failure, write_failure
+from proxy_anchor.training.processes import USAGE_ERROR, RankError, leave_error, rank, run_ranks
 
 STARTED = time.monotonic()  # the command, but for the interpreter and the imports above
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
@@ -108,6 +111,7 @@ class SweepTable(Callback):
     """Collects the jobs of a sweep and prints one table of them at the end, also when some failed."""
 
     rows: list[dict[str, Any]] = []  # noqa: RUF012  (one sweep per process; Hydra, not we, makes the instance)
+    traces: list[Path] = []  # noqa: RUF012
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Keep the job's overrides and outcome."""
@@ -116,7 +120,8 @@ class SweepTable(Callback):
             return
         row: dict[str, Any] = {"job": hydra_config.job.num}
         row |= dict(override.lstrip("+").split("=", 1) for override in hydra_config.overrides.task if "=" in override)
-        result = read_result(Path(hydra_config.runtime.output_dir))
+        folder = Path(hydra_config.runtime.output_dir)
+        result = read_result(folder)
         if job_return.status == JobStatus.COMPLETED and result is not None:
             best, last = result["best"]["recall"], result["last"]["recall"]
             row |= {f"best R@{k}": 100 * value for k, value in best.items()}
@@ -126,7 +131,8 @@ class SweepTable(Callback):
                 k, value = next(iter(selected["validation"].items()))
                 row |= {f"validation R@{k}": 100 * value, f"selected R@{k}": 100 * selected["recall"][k]}
         elif job_return.status == JobStatus.FAILED:
-            row["failed"] = one_line(job_return._return_value)
+            row["failed"] = read_failure(folder) or one_line(job_return._return_value)
+            self.traces.append(folder / FAILURE_FILE)
         self.rows.append(row)
 
     @classmethod
@@ -137,8 +143,14 @@ class SweepTable(Callback):
             outcome = [key for key in keys if "R@" in key or key in ("best epoch", "failed")]
             varied = [key for key in keys if key not in outcome and len({str(row.get(key)) for row in cls.rows}) > 1]
             shown = dict.fromkeys(["job", *varied, *outcome])
-            print("\n" + format_table([{key: row.get(key) for key in shown} for row in cls.rows]), flush=True)
-            cls.rows.clear()
+            rows = sorted(cls.rows, key=lambda row: row["job"])
+            print("\n" + format_table([{key: row.get(key) for key in shown} for row in rows]), flush=True)
+        if cls.traces:
+            listed = "".join(f"\n  {each}" for each in cls.traces)
+            print(f"{len(cls.traces)} of {len(cls.rows)} jobs failed; their traces:{listed}", file=sys.stderr)
+            print("The same command with its run=NAME repeats these and keeps the others.", file=sys.stderr)
+        cls.rows.clear()
+        cls.traces.clear()
 
 
 def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> None:
@@ -168,15 +180,27 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     def job(cfg: DictConfig) -> Any:
         nonlocal composed
         composed = True
+        in_sweep = HydraConfig.get().mode != RunMode.RUN
+        own_folder = output_folder() != Path.cwd()  # evaluate.py and others run where the user stands
+        marked = own_folder and (in_sweep or SWEEP_JOB in os.environ)
         try:
+            if marked:
+                (output_folder() / FAILURE_FILE).unlink(missing_ok=True)
             return main(cfg)
-        except USER_ERRORS as error:
-            if output_folder() != Path.cwd():  # evaluate.py and others run where the user stands
+        except Exception as error:
+            if marked:
+                write_failure(output_folder(), traceback.format_exc(), reason(error))
+            elif own_folder and isinstance(error, USER_ERRORS):
                 with suppress(OSError):
                     output_folder().rmdir()  # only succeeds while nothing has been written
-            if HydraConfig.get().mode != RunMode.RUN:
+            if in_sweep:
+                traceback.clear_frames(error.__traceback__)  # they hold the network, and the sweeper holds the error
+            if in_sweep or not isinstance(error, USER_ERRORS):
                 raise  # the sweeper has to know
             failures.append(error)
+        finally:
+            if in_sweep:
+                forget_last_run()
 
     try:
         if JOB_FILE in os.environ:
@@ -185,7 +209,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             main(handed_on)
         else:
             hydra.main(version_base="1.3", config_path=CONF, config_name=config_name)(job)()
-    except RankError as error:
+    except (RankError, JobError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except USER_ERRORS as error:
@@ -206,7 +230,20 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     if failures:
         if not leave_error(one_line(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(USAGE_ERROR)
+
+
+def forget_last_run() -> None:
+    """Let go of a run's network and of what was compiled for it, so that the next one starts, and is timed, as the first."""
+    global STARTED
+    torch: Any = sys.modules.get("torch")  # not imported for this
+    if torch is not None:
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    STARTED = time.monotonic()
 
 
 def composing_error(error: Exception) -> UsageError:
@@ -236,6 +273,11 @@ def _quieten() -> None:
         r"It is recommended to use `self\.log\(.*sync_dist=True",  # what is logged is the same on every process
     ):
         warnings.filterwarnings("ignore", message=text)
+
+
+def reason(error: BaseException) -> str:
+    """As `one_line`, with the kind of an error that is not a user's."""
+    return one_line(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {one_line(error)}"
 
 
 def one_line(error: BaseException) -> str:

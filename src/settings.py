@@ -7,12 +7,16 @@ stand inside the functions that need them, so that errors come at once.
 from __future__ import annotations
 
 import os
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
+from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
@@ -164,14 +168,26 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
         reason = " ".join(str(error.__cause__ or error).split())
         raise UsageError(f"trainer.devices={cfg.trainer.devices} is not possible here: {reason}") from error
     _check_strategy(cfg, trainer)
+    if cfg.resume == "auto" and read_result(folder) is not None:
+        return 1  # finished: this process says so
     if trainer.world_size == 1 or trainer.strategy.cluster_environment.creates_processes_externally:
         return 1
     if trainer.num_nodes > 1:
         raise UsageError(
             f"trainer.num_nodes={trainer.num_nodes}: start it on every node by torchrun or SLURM, see docs/scale.md."
         )
-    require_new(folder, " (and a run on several devices is not continued)")
+    if cfg.resume == "never" or not _cleared(cfg, folder):
+        require_new(folder, " (and a run on several devices is not continued)")
     return trainer.num_devices
+
+
+def _cleared(cfg: DictConfig, folder: Path) -> bool:
+    """Whether the folder held only the beginning of this run, from before its first checkpoint, and is empty now."""
+    from proxy_anchor.training.resume import clear_beginning
+
+    if (folder / "config.yaml").is_file():
+        require_same(cfg, folder)
+    return not any(folder.glob("*")) or clear_beginning(folder)
 
 
 def check_processes(cfg: DictConfig, trainer: pl.Trainer) -> None:
@@ -228,13 +244,13 @@ def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
     if cfg.resume == "never" or one_of_several() or not any(folder.glob("*")):
         require_new(folder)
         return None
-    from proxy_anchor.training.resume import clear_beginning, newest_checkpoint
+    from proxy_anchor.training.resume import newest_checkpoint
 
     if (folder / "config.yaml").is_file():
         require_same(cfg, folder)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
-        if not clear_beginning(folder):
+        if not _cleared(cfg, folder):
             require_new(folder)
         print("interrupted before its first checkpoint, and begun anew", flush=True)
         return None
@@ -277,6 +293,88 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
     return jobs
 
 
+_TUNING_KEYS = ("search", "trials", "prune_after_epochs", "unpruned_trials")
+
+
+def tuning_settings(cfg: DictConfig) -> tuple[Any, list[str]]:
+    """(what may vary, as given; the arguments that all trials share) of tune.py.
+
+    Raises UsageError for a search that would choose by test classes, or whose numbers are out of range.
+    """
+    check_int("trials", cfg.trials, 1)
+    check_int("unpruned_trials", cfg.unpruned_trials, 1)
+    if cfg.prune_after_epochs is not None:
+        check_int("prune_after_epochs", cfg.prune_after_epochs, 1)
+    check_choice("launcher", cfg.launcher.name, ["basic", "local"])
+    if cfg.validation.name == "test":
+        raise UsageError("validation=test would choose settings by the test classes: use validation=classes or folds.")
+    if cfg.trainer.devices != 1:
+        raise UsageError(f"trainer.devices={cfg.trainer.devices}: a trial trains on one device; use devices=1.")
+    search: Any = OmegaConf.to_container(cfg.search) if isinstance(cfg.search, DictConfig) else cfg.search
+    shared = []
+    for each in HydraConfig.get().overrides.task:
+        key = each.partition("=")[0].lstrip("+~")
+        if search and key in search:
+            raise UsageError(f"{each}: {key} is searched; give it in one place.")
+        if key.partition(".")[0] not in (*_TUNING_KEYS, "launcher", "run"):
+            shared.append(each)
+    if not any(each.startswith("validation=") for each in shared):
+        shared.append(f"validation={cfg.validation.name}")
+    return search, shared
+
+
+def decisive(overrides: Sequence[str]) -> list[str]:
+    """Those arguments that change a number."""
+    return sorted(each for each in overrides if not each.lstrip("+~").startswith(_UNIMPORTANT))
+
+
+def tuning_job(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:
+    """The configuration of the trial of this name with these values, checked as train.py would."""
+    job = compose("train", [*shared, *as_overrides(values)])
+    job.run = f"{cfg.run}/{name}"
+    make_paths_absolute(job)
+    check_config(job)
+    return job
+
+
+def as_overrides(values: dict[str, Any]) -> list[str]:
+    """Values as arguments of the command line."""
+    words: dict[Any, str] = {True: "true", False: "false", None: "null"}
+    return [
+        f"{key}={words[value] if value is None or isinstance(value, bool) else value}" for key, value in values.items()
+    ]
+
+
+def train_command(shared: list[str], values: dict[str, Any]) -> str:
+    """For a shell: what trains with these values on all training classes."""
+    words = [each for each in shared if not each.startswith("validation")]
+    return shlex.join(["python", "src/train.py", *words, *as_overrides(values)])
+
+
+def job_slots(cfg: DictConfig) -> list[dict[str, str]]:
+    """The environment of each job that launcher=local runs at once on this host."""
+    from proxy_anchor.training.jobs import make_slots, visible_gpus
+
+    for key in ("jobs_per_gpu", "jobs_at_once"):
+        if cfg.launcher[key] is not None:
+            check_int(f"launcher.{key}", cfg.launcher[key], 1)
+    cards = [] if cfg.trainer.accelerator == "cpu" else visible_gpus()
+    return make_slots(cards, cfg.trainer.devices, cfg.launcher.jobs_per_gpu, cfg.launcher.jobs_at_once)
+
+
+def alone_command(cfg: DictConfig, overrides: Sequence[str], folder: Path | str) -> tuple[str, ...]:
+    """The command that runs this program with these arguments, less those of a launcher, in this folder."""
+    own = [each for each in overrides if not each.lstrip("+~").startswith(("launcher=", "launcher.", "run="))]
+    fixed = [f"run={_quoted(cfg.run)}", "hydra.mode=RUN", f"hydra.run.dir={_quoted(folder)}"]
+    return (sys.executable, os.path.abspath(sys.argv[0]), *own, *fixed)
+
+
+def _quoted(value: object) -> str:
+    """As a value of Hydra's command line."""
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 _LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
 
 
@@ -284,6 +382,7 @@ _LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
 _UNIMPORTANT = (
     "run",
     "logger",
+    "launcher",
     "resume",
     "trainer.enable_progress_bar",
     "data.num_workers",
@@ -424,6 +523,12 @@ def check_retrieval(cfg: DictConfig, config_name: str) -> None:
         cfg.embed.precision = str(cfg.embed.precision)
 
 
+def check_launcher(cfg: DictConfig) -> None:
+    """Refuse a launcher where there is nothing to launch: it would be dropped without a word."""
+    if cfg.launcher.name != "basic" and HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
+        raise UsageError(f"launcher={cfg.launcher.name}: it runs the jobs of a sweep; add -m, or leave launcher out.")
+
+
 def check_config(cfg: DictConfig) -> None:
     """Raise for a value that is out of range, before any image or weight is read.
 
@@ -437,6 +542,7 @@ def check_config(cfg: DictConfig) -> None:
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
+    check_launcher(cfg)
     check_int("embedding_dim", cfg.embedding_dim, 1)
     check_int("seed", cfg.seed, 0)
     if cfg.seed >= 2**32:

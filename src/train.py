@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ from omegaconf import DictConfig
 import entry
 import settings
 from folds import cross_validate
-from proxy_anchor.reports.files import read_result
+from proxy_anchor.reports.files import read_result, selecting_recall
 
 
-def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
-    """One run in `folder`; returns what result.json holds: selected, best and last evaluation, all of them, seconds."""
+def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
+    """One run in `folder`; returns what result.json holds: selected, best and last evaluation, all of them, seconds.
+
+    callbacks: further ones, after the Recall of an evaluation is known.
+    """
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
@@ -45,7 +49,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     trainer = instantiate(
         cfg.trainer,
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
-        callbacks=[startup, recall, *settings.bookkeeping(cfg, folder, recall.monitor, health)],
+        callbacks=[startup, recall, *callbacks, *settings.bookkeeping(cfg, folder, recall.monitor, health)],
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )
@@ -91,8 +95,7 @@ def main(cfg: DictConfig) -> float:
         result = cross_validate(train, cfg, folder)
     else:
         result = train(cfg, folder)
-    selected = result["selected"]
-    return next(iter((selected.get("validation") or selected["recall"]).values()))
+    return selecting_recall(result)
 
 
 if __name__ == "__main__":

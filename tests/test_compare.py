@@ -15,7 +15,7 @@ from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
 from PIL import Image
 
 import settings
-from compare import free_memory
+from entry import forget_last_run
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.comparison import Spread, comparison_rows, default_levels, noise_rows, reached
@@ -194,7 +194,7 @@ def test_a_run_leaves_no_memory_to_the_next(tmp_path, monkeypatch):
         compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu"),
         tmp_path / "run",
     )
-    free_memory()
+    forget_last_run()
     [data] = made
     assert data() is None  # and with it the decoded images, which a card has to hold
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -113,3 +113,15 @@ def test_results_of_the_readme_are_what_the_runs_wrote(row, files, epochs):
     values = [[100 * run[which]["recall"]["1"] for run in runs] for which in epochs]
     expected = [f"{statistics.mean(each):.1f} ± {statistics.stdev(each):.1f}" for each in values]
     assert re.findall(r"\d+\.\d ± \d+\.\d", line) == expected
+
+
+def test_the_tables_of_what_scale_takes_are_what_the_script_computes(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    import scale
+
+    document = (REPOSITORY / "docs" / "scale.md").read_text()
+    assert scale.table(scale.TRAINING) in document
+    assert scale.table(scale.GALLERY) in document
+    sop = scale.SCALES[0]
+    assert scale.TRAINING["proxies, gradient, moments: 16 C D"](sop) == "92.7 MB"  # 16 x 11,318 x 512 = 92,717,056
+    assert scale.GALLERY["embeddings, float32: 4 G D"](sop) == "124 MB"  # 4 x 60,502 x 512 = 123,908,096

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from PIL import Image, ImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from proxy_anchor.cores import own_cores
 from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UnreadableImage
 
@@ -94,9 +94,8 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 
 
 def default_num_workers() -> int:
-    """At most 16 of the cores for this process: those that it may use, or all (macOS, Windows), divided among a host's ranks."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(16, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    """This process's share of the cores, at most 16."""
+    return min(16, own_cores())
 
 
 class ImageDataset(Dataset):

@@ -28,3 +28,9 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         return json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+
+
+def selecting_recall(result: Mapping[str, Any]) -> float:
+    """The smallest K's Recall that selected the epoch of a finished run (held-out classes, folds, or test), in [0, 1]."""
+    selected = result["selected"]
+    return next(iter((selected.get("validation") or selected["recall"]).values()))

@@ -17,6 +17,8 @@ from proxy_anchor.errors import UsageError
 
 ERROR_FILE = "PROXY_ANCHOR_ERROR_FILE"  # where a rank leaves an error that a user can repair
 GRACE_S = 20.0  # from the first failure until the others, which may wait for it for ever, are ended
+USAGE_ERROR = 2  # exit code after an error that a user can repair
+STOPPED = 75  # sysexits.h's "temporary failure, try again": the same command continues the run
 
 
 class RankError(RuntimeError):
@@ -51,17 +53,17 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: Mapping[str, 
             **(environment or {}),
         }
         processes: list[subprocess.Popen] = []
-        with _terminated_as_interrupt():
+        with terminated_as(KeyboardInterrupt()):
             try:
                 for number, file in enumerate(errors):
                     own = {"RANK": str(number), "LOCAL_RANK": str(number), ERROR_FILE: str(file)}
                     processes.append(subprocess.Popen(command, env={**shared, **own}))
                 failed = _wait(processes)
             except BaseException:
-                _end(processes, signal.SIGINT)  # on which they write what they have
+                end_processes(processes, signal.SIGINT)  # on which they write what they have
                 raise
             finally:
-                _end(processes, signal.SIGKILL)
+                end_processes(processes, signal.SIGKILL)
         for file in errors:
             if file.exists():
                 raise UsageError(file.read_text(encoding="utf-8"))
@@ -94,7 +96,8 @@ def _wait(processes: Sequence[subprocess.Popen]) -> int | None:
     return failed
 
 
-def _end(processes: Sequence[subprocess.Popen], sign: int) -> None:
+def end_processes(processes: Sequence[subprocess.Popen], sign: int) -> None:
+    """Send the signal to those that still run, and wait for them, GRACE_S at most."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(sign)
@@ -107,11 +110,11 @@ def _end(processes: Sequence[subprocess.Popen], sign: int) -> None:
 
 
 @contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """A scheduler's SIGTERM ends the processes too."""
+def terminated_as(error: BaseException) -> Iterator[None]:
+    """A scheduler's SIGTERM raises this error, so that the processes are ended too."""
 
     def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
+        raise error
 
     try:
         before = signal.signal(signal.SIGTERM, stop)

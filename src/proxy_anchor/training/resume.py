@@ -19,10 +19,19 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import write_text
 from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
 from proxy_anchor.training.checkpoint_io import previous_version
+from proxy_anchor.training.health import REPLAY_FILE
+from proxy_anchor.training.processes import STOPPED
 
 RECORD_KEY = "run_record"
-STOPPED = 75  # sysexits.h's "temporary failure, try again": the same command continues the run
-_LEFT_BEFORE_A_CHECKPOINT = ("config.yaml", "bad_images.txt", "metrics.csv", "hparams.yaml", "tensorboard", "wandb")
+_LEFT_BEFORE_A_CHECKPOINT = (
+    "config.yaml",
+    "bad_images.txt",
+    "metrics.csv",
+    "hparams.yaml",
+    "tensorboard",
+    "wandb",
+    REPLAY_FILE,
+)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:

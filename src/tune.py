@@ -1,0 +1,98 @@
+"""Search for settings with Optuna: `python src/tune.py search='{loss.alpha: [16, 32, 64]}' trials=20 dataset=cars`.
+
+Each trial is a run of `train.py` in runs/NAME/trialN, judged on held-out training classes.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+import entry
+import settings
+from folds import cross_validate
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.files import selecting_recall, write_json
+from proxy_anchor.reports.tables import format_table
+from proxy_anchor.training import jobs
+from train import train
+
+
+def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+    """All trials that are not there yet, then their table; the best one's settings.
+
+    A trial that fails is listed, and the others go on. Raises UsageError at the end when one did.
+    """
+    from proxy_anchor.training.tuning import Pruning, Tuning, first_values, make_space
+
+    search, shared = settings.tuning_settings(cfg)
+    space = make_space(search)
+    settings.tuning_job(cfg, shared, first_values(space), "trial0")  # what no trial could do is said now
+    made_of = {"search": search, "other arguments": settings.decisive(shared)}
+    pruning = {key: cfg[key] for key in ("prune_after_epochs", "unpruned_trials")}
+    study = Tuning(folder, space, made_of, seed=cfg.seed, **pruning)
+
+    def run(trial: Any) -> float:
+        place = study.folder_of(trial)
+        job = settings.tuning_job(cfg, shared, trial.params, place.name)
+        if job.validation.name == "folds":
+            return selecting_recall(cross_validate(train, job, place))
+        return selecting_recall(train(job, place, [Pruning(trial)]))
+
+    if not (is_worker := jobs.SWEEP_JOB in os.environ):
+        study.repeat_failed()
+        if cfg.launcher.name != "basic":
+            work_together(cfg, folder)
+    while True:
+        with study.next_trial(cfg.trials) as trial:
+            if trial is None:
+                break
+            place = study.folder_of(trial)
+            place.mkdir(exist_ok=True)
+            (place / jobs.FAILURE_FILE).unlink(missing_ok=True)
+            print(f"\n{place}: {' '.join(settings.as_overrides(trial.params))}", flush=True)
+            try:
+                print(f"{place.name}: {study.run(trial, lambda: run(trial))}", flush=True)
+            except Exception as error:  # whatever stopped this trial, the others are still wanted
+                jobs.write_failure(place, traceback.format_exc(), entry.reason(error))
+                print(f"{place.name}: failed: {entry.reason(error)}", flush=True)
+        entry.forget_last_run()
+    return {} if is_worker else report(study.rows(), list(space), folder, shared)
+
+
+def work_together(cfg: DictConfig, folder: Path) -> None:
+    """This command once per GPU of this host (launcher=local), all at work on the one study, until no trial is left."""
+    slots = settings.job_slots(cfg)
+    command = settings.alone_command(cfg, HydraConfig.get().overrides.task, folder)
+    workers = [jobs.Job(command, Path.cwd(), folder / f"worker{number}") for number in range(len(slots))]
+    print(f"{len(workers)} trials at once; they print to {folder}/workerN.log", flush=True)
+    jobs.run_here(workers, slots, lambda number, code: print(f"worker {number} ended, exit code {code}", flush=True))
+
+
+def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared: list[str]) -> dict[str, Any]:
+    """Print the trials, the best first, and how to train with its settings; write them to tuning.json."""
+    print("\n" + format_table([row | {key: str(row.get(key)) for key in searched} for row in rows]), flush=True)
+    write_json(folder / "tuning.json", {"trials": rows})
+    best = rows[0]
+    if best["state"] == "complete":
+        again = settings.train_command(shared, {key: best[key] for key in searched})
+        print(f"best: {best['trial']}. On all training classes: {again}", flush=True)
+    if failed := [row["trial"] for row in rows if row["state"] == "failed"]:
+        listed = f"{', '.join(failed)}; see {jobs.FAILURE_FILE} in their folders"
+        again = f"the same command with run={folder.name} repeats them."
+        raise UsageError(f"{len(failed)} of {len(rows)} trials failed ({listed}); {again}")
+    return best
+
+
+def main(cfg: DictConfig) -> None:
+    """Search in the folder that Hydra made."""
+    tune(cfg, entry.output_folder())
+
+
+if __name__ == "__main__":
+    entry.run(main, "tune")

@@ -1,0 +1,149 @@
+"""Sweeps by every launcher: a job is the run that its command alone would be, and a failed one stops no other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
+
+ARGUMENTS = [*TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
+SWEEP = ["-m", "run=sweep", "loss.alpha=16,-1,32", "trainer.max_epochs=2", *ARGUMENTS]
+LOCAL = ["launcher=local", "launcher.jobs_at_once=2"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """(the user's folder, the finished command) of three jobs, two at once, one of them failing."""
+    here = tmp_path_factory.mktemp("user")
+    return here, run_entry("train.py", *SWEEP, *LOCAL, cwd=here)
+
+
+def test_a_failed_job_is_marked_in_its_folder_and_the_others_finish(swept):
+    here, done = swept
+    assert done.returncode == 2, done.stderr
+    reason = "loss.alpha=-1: expected a finite number above 0."
+    trace = (here / "runs/sweep/1/error.txt").read_text()
+    assert trace.startswith("Traceback")
+    assert trace.splitlines()[-1] == reason
+    assert f"error: {reason}" in done.stderr
+    assert "1 of 3 jobs failed" in done.stderr
+    assert str(here / "runs/sweep/1/error.txt") in done.stderr
+    table = done.stdout.strip().splitlines()[-5:]
+    assert [line.split()[:2] for line in (table[0], *table[2:])] == [
+        ["job", "loss.alpha"],
+        ["0", "16"],
+        ["1", "-1"],
+        ["2", "32"],
+    ]
+    assert reason in table[3]
+    assert [(here / f"runs/sweep/{number}/result.json").is_file() for number in range(3)] == [True, False, True]
+
+
+def test_a_job_equals_the_same_command_alone(swept):
+    here, _ = swept
+    run_ok("train.py", "run=single", "loss.alpha=32", "trainer.max_epochs=2", *ARGUMENTS, cwd=here)
+    job, single = here / "runs/sweep/2", here / "runs/single"
+    files = [{each.name for each in folder.iterdir()} - {"last.ckpt.previous"} for folder in (job, single)]
+    assert files[0] == files[1]  # but for that one, which a slow run has
+    configs = [yaml.safe_load((each / "config.yaml").read_text()) for each in (job, single)]
+    assert configs[0] | {"run": "single"} == configs[1]
+    results = [json.loads((each / "result.json").read_text()) for each in (job, single)]
+    for mine, theirs in zip(*(result["history"] for result in results), strict=True):
+        assert (mine["recall"], mine["train_loss"]) == (theirs["recall"], theirs["train_loss"])
+    weights = [torch.load(each / "last.ckpt", weights_only=True)["state_dict"] for each in (job, single)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
+
+
+def test_the_same_command_repeats_what_is_missing_by_any_launcher(swept, tmp_path):
+    here, _ = swept
+    shutil.copytree(here / "runs/sweep", tmp_path / "runs/sweep")
+    shutil.rmtree(tmp_path / "runs/sweep/2")
+    finished = (tmp_path / "runs/sweep/0/result.json").stat().st_mtime_ns
+    same = [*SWEEP, f"dataset.root={here}/data/glyphs"]
+    done = run_entry("train.py", *same, cwd=tmp_path)  # the basic launcher
+    assert done.returncode == 2
+    assert "runs/sweep/0 holds this run, finished: it is not repeated" in done.stdout
+    assert (tmp_path / "runs/sweep/0/result.json").stat().st_mtime_ns == finished
+    assert (tmp_path / "runs/sweep/2/result.json").is_file()
+    assert (tmp_path / "runs/sweep/1/error.txt").read_text().startswith("Traceback")
+    # Repaired: the mark goes, and nothing of the failed attempt is in the way.
+    repaired = [each.replace("-1", "24") for each in same[2:]]
+    output = run_ok("train.py", "-m", "run=sweep", *repaired, *LOCAL, cwd=tmp_path)
+    assert not (tmp_path / "runs/sweep/1/error.txt").exists()
+    assert "[3/3]" in output
+    assert (tmp_path / "runs/sweep/0/result.json").stat().st_mtime_ns == finished
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "ray"])
+def test_jobs_through_a_cluster(launcher, swept, tmp_path):
+    pytest.importorskip({"slurm": "submitit"}.get(launcher, launcher))
+    here, _ = swept
+    words = {"slurm": ["launcher=slurm", "launcher.cluster=local"], "ray": ["launcher=ray"]}[launcher]
+    data = f"dataset.root={here}/data/glyphs"
+    sweep = ["-m", "run=it's", "loss.alpha=32,-1", "trainer.max_epochs=2", *ARGUMENTS, data, *words]
+    done = run_entry("train.py", *sweep[:1], 'run="it\'s"', *sweep[2:], cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "it's"
+    results = [json.loads((each / "result.json").read_text()) for each in (folder / "0", here / "runs/sweep/2")]
+    assert results[0]["last"]["recall"] == results[1]["last"]["recall"]
+    assert (folder / "1/error.txt").read_text().splitlines()[-1].startswith("loss.alpha=-1: expected")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    {
+        ("launcher=local",): "launcher=local: it runs the jobs of a sweep; add -m",
+        ("-m", "launcher=locl"): "Did you mean 'local'?",
+        ("-m", "launcher=slurm"): "sbatch is not found",
+        ("-m", "launcher=local", "launcher.jobs_at_onse=2"): "Did you mean 'jobs_at_once'?",
+        ("-m", "launcher=local", "launcher.jobs_at_once=0"): "launcher.jobs_at_once=0: expected a whole number",
+        ("-m", "launcher=local", "trainer.devices=1,2"): "trainer.devices differs between the jobs of one sweep",
+        ("-m", "launcher=basic,local"): "launcher differs between the jobs of one sweep",
+        ("-m", "launcher=local", "trainer.devices=auto"): "name their number, as in trainer.devices=2",
+        ("-m", "loss=proxy_anchor,triplett"): "Did you mean 'triplet'?",
+        ("-m", "launcher=local", "loss=proxy_anchor,triplett"): "Did you mean 'triplet'?",
+    }.items(),
+)
+def test_what_no_job_could_do_is_refused_before_the_first(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    done = run_entry("train.py", *arguments, "run=x", *TINY_GLYPHS, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert message in done.stderr
+    assert not list((tmp_path / "runs").glob("x/[0-9]*"))
+
+
+@pytest.mark.parametrize("launcher", ["basic", "local", "slurm", "ray"])
+def test_the_launcher_is_one_word_and_no_setting_of_a_run(launcher):
+    cfg = compose_train(f"launcher={launcher}", with_hydra=True)
+    assert cfg.launcher.name == launcher
+    assert cfg.hydra.launcher._target_ == "hydra_plugins.job_launcher.JobLauncher"
+
+
+@pytest.mark.slow
+def test_jobs_of_two_processes_are_repeated_and_kept_alike(tmp_path):
+    words = ["-m", "run=x", "loss.alpha=16,1e30", *ARGUMENTS, "trainer.devices=2", "trainer.strategy=ddp"]
+    for launcher in (["launcher=local", "launcher.jobs_at_once=2"], []):  # the same command, also by another launcher
+        done = run_entry("train.py", *words, *launcher, cwd=tmp_path)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "a gradient is not finite" in (tmp_path / "runs/x/1/error.txt").read_text().splitlines()[-1]
+        assert json.loads((tmp_path / "runs/x/0/result.json").read_text())["num_devices"] == 2
+    assert "runs/x/0 holds this run, finished: it is not repeated" in done.stdout
+
+
+def test_an_experiment_that_is_a_sweep_by_itself_takes_a_launcher(tmp_path):
+    """Its file asks for a sweep, which the command of a job must not start again."""
+    words = ["experiment=cars_alpha_delta", "loss.alpha=4", "loss.delta=0,0.1", "dataset.root=nowhere"]
+    words += ["backbone.pretrained=false", "batch_norm=train"]
+    done = run_entry("train.py", *words, "run=x", *LOCAL, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    for job in range(2):
+        assert "nowhere is not a folder" in (tmp_path / f"runs/x/{job}/error.txt").read_text().splitlines()[-1]

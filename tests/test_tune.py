@@ -1,0 +1,187 @@
+"""tune.py as a user runs it: a study that goes on, ends hopeless trials, and survives the failed ones."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from cli import TINY_GLYPHS, run_entry, run_ok
+
+optuna = pytest.importorskip("optuna")
+from proxy_anchor.errors import UsageError  # noqa: E402
+from proxy_anchor.training.tuning import Tuning, first_values, make_space  # noqa: E402
+
+ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2", "logger=csv", "trainer.accelerator=cpu", "data.num_workers=0"]
+SEARCH = "search={optimizer.lr: {min: 1e-4, max: 1e-2, log: true}, loss.alpha: [16, 32]}"
+
+
+def open_study(folder):
+    return optuna.load_study(study_name="tuning", storage=f"sqlite:///{folder}/study.db")
+
+
+def rows_of(folder):
+    return {row["trial"]: row for row in json.loads((folder / "tuning.json").read_text())["trials"]}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """The user's folder after two trials, and what was printed."""
+    here = tmp_path_factory.mktemp("user")
+    return here, run_ok("tune.py", "run=t", "trials=2", SEARCH, *ARGUMENTS, cwd=here)
+
+
+def test_a_search_ends_with_a_table_and_a_command(searched):
+    here, output = searched
+    folder = here / "runs/t"
+    rows = list(rows_of(folder).values())
+    assert {row["state"] for row in rows} == {"complete"}
+    assert rows[0]["validation recall"] >= rows[1]["validation recall"]
+    for row in rows:
+        result = json.loads((folder / row["trial"] / "result.json").read_text())
+        assert row["validation recall"] == pytest.approx(100 * result["selected"]["validation"]["1"])
+        assert 1e-4 <= row["optimizer.lr"] <= 1e-2
+        assert row["loss.alpha"] in (16, 32)
+    assert rows[0]["optimizer.lr"] != rows[1]["optimizer.lr"]
+    last = output.strip().splitlines()[-1]
+    assert last.startswith(f"best: {rows[0]['trial']}. On all training classes: python src/train.py ")
+    assert f"optimizer.lr={rows[0]['optimizer.lr']} loss.alpha={rows[0]['loss.alpha']}" in last
+    assert "validation=" not in last
+
+
+def test_a_trial_is_a_run_of_train_py(searched):
+    here, _ = searched
+    row = rows_of(here / "runs/t")["trial1"]
+    values = [f"{key}={row[key]}" for key in ("optimizer.lr", "loss.alpha")]
+    run_ok("train.py", "run=alone", "validation=classes", *values, *ARGUMENTS, cwd=here)
+    trial, alone = (json.loads((here / "runs" / name / "result.json").read_text()) for name in ("t/trial1", "alone"))
+    for mine, theirs in zip(trial["history"], alone["history"], strict=True):
+        assert all(mine[key] == theirs[key] for key in ("recall", "validation", "train_loss"))
+
+
+def test_the_same_command_goes_on_prunes_and_repeats_what_was_interrupted(searched):
+    here, _ = searched
+    folder = here / "runs/t"
+    finished = (folder / "trial0/result.json").stat().st_mtime_ns
+    study = open_study(folder)
+    distributions = study.trials[0].distributions
+    study.ask(distributions)  # trial2: of a process that was killed
+    for _ in range(4):  # trial3 ... trial6: nothing can be better than these
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=study.trials[0].params,
+                distributions=distributions,
+                value=2.0,
+                intermediate_values={1: 2.0, 2: 2.0},
+            )
+        )
+    output = run_ok("tune.py", "run=t", "trials=8", SEARCH, *ARGUMENTS, cwd=here)
+    rows = rows_of(folder)
+    assert sorted(rows) == [f"trial{number}" for number in range(8)]
+    assert [rows[f"trial{number}"]["state"] for number in (0, 1, 2, 7)] == ["complete"] * 2 + ["pruned"] * 2
+    assert rows["trial2"]["epochs"] == rows["trial7"]["epochs"] == 1
+    assert "trial2: pruned" in output
+    assert not (folder / "trial7/result.json").exists()
+    assert (folder / "trial0/result.json").stat().st_mtime_ns == finished
+    refused = run_entry("tune.py", "run=t", "trials=8", SEARCH.replace("32", "64"), *ARGUMENTS, cwd=here)
+    assert refused.returncode == 2
+    assert "holds a search with other settings (search): choose another run=NAME" in refused.stderr
+
+
+def test_two_at_once_and_a_failed_trial_that_is_repeated(tmp_path):
+    search = "search={loss.alpha: [1e30], seed: {min: 1, max: 1000}}"
+    arguments = ["run=t", "trials=3", search, *ARGUMENTS]
+    done = run_entry("tune.py", *arguments, "launcher=local", "launcher.jobs_at_once=2", cwd=tmp_path)
+    folder = tmp_path / "runs/t"
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "3 of 3 trials failed" in done.stderr
+    assert "best:" not in done.stdout
+    assert {row["state"] for row in rows_of(folder).values()} == {"failed"}
+    for number in range(3):
+        assert (folder / f"trial{number}/error.txt").read_text().splitlines()[-1].startswith("a gradient is not finite")
+    logs = [(folder / f"worker{number}.log").read_text() for number in range(2)]
+    assert sorted(re.findall(r"(trial\d): failed", "".join(logs))) == ["trial0", "trial1", "trial2"]
+    assert all("failed" in log for log in logs)  # both had work
+
+    again = run_entry("tune.py", *arguments, cwd=tmp_path)
+    assert again.returncode == 2
+    assert sorted(re.findall(r"(trial\d): failed", again.stdout)) == ["trial0", "trial1", "trial2"]
+    assert len(open_study(folder).trials) == 6  # the second attempt of each, in the folder of the first
+    assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == ["trial0", "trial1", "trial2"]
+
+
+def test_folds_judge_a_trial_without_pruning(tmp_path):
+    arguments = [*ARGUMENTS, "trainer.max_epochs=1", "data.batch_size=8"]
+    words = ["run=t", "trials=1", "validation=folds", "validation.num_folds=2", "search={loss.alpha: [16, 32]}"]
+    run_ok("tune.py", *words, *arguments, cwd=tmp_path)
+    result = json.loads((tmp_path / "runs/t/trial0/result.json").read_text())
+    [row] = rows_of(tmp_path / "runs/t").values()
+    assert row["validation recall"] == pytest.approx(100 * result["selected"]["recall"]["1"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    {
+        (): "search=None: expected what may vary, for example search='{optimizer.lr:",
+        ("search={loss.alpha: 16}",): "search: loss.alpha: 16: expected a list of values or a range",
+        ("search={loss.alhpa: [16]}",): "Did you mean 'alpha'?",
+        ("search={loss: [proxy_anchro, triplet]}",): "Did you mean 'proxy_anchor'?",
+        ("search={loss.alpha: [16]}", "loss.alpha=3"): "loss.alpha is searched; give it in one place",
+        ("search={loss.alpha: [16]}", "validation=test"): "would choose settings by the test classes",
+        ("search={loss.alpha: [16]}", "trials=0"): "trials=0: expected a whole number",
+        ("search={loss.alpha: [16]}", "launcher=slurm"): "choose one of: basic, local",
+        ("search={loss.alpha: [-1, 16]}",): "loss.alpha=-1: expected a finite number above 0",
+    }.items(),
+)
+def test_bad_input_is_one_line_before_any_trial(arguments, message, tmp_path):
+    done = run_entry("tune.py", "run=t", *arguments, *TINY_GLYPHS, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs" / "t").exists()
+
+
+def test_what_may_vary():
+    space = make_space({"a": [1, "x", None], "b": {"min": 1, "max": 9}, "c": {"min": 1e-5, "max": 1, "log": True}})
+    kinds = optuna.distributions
+    assert space == {
+        "a": kinds.CategoricalDistribution((1, "x", None)),
+        "b": kinds.IntDistribution(1, 9),
+        "c": kinds.FloatDistribution(1e-5, 1, log=True),
+    }
+    assert first_values(space) == {"a": 1, "b": 1, "c": 1e-5}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[], {"min": 1}, {"min": 2, "max": 1}, {"min": 0.0, "max": 1.0, "log": True}, {"min": 1, "max": 2, "lgo": 1}],
+)
+def test_what_is_no_range_is_refused(given):
+    with pytest.raises(UsageError, match="expected a list of values or a range with min and max"):
+        make_space({"a": given})
+
+
+def test_proposals_of_a_search_that_goes_on_are_new(tmp_path):
+    space = make_space({"a": {"min": 0.0, "max": 1.0}})
+    drawn = []
+    for _ in range(6):  # a process each
+        study = Tuning(tmp_path, space, {})
+        with study.next_trial(6) as trial:
+            study.run(trial, lambda: 0.5)
+        drawn.append(trial.params["a"])
+    assert len(set(drawn)) == 6
+    with Tuning(tmp_path, space, {}).next_trial(6) as trial:
+        assert trial is None
+
+
+def test_a_trial_belongs_to_one_process_while_it_runs(tmp_path):
+    space = make_space({"a": {"min": 0.0, "max": 1.0}})
+    one, other = Tuning(tmp_path, space, {}), Tuning(tmp_path, space, {})
+    with one.next_trial(2) as first, other.next_trial(2) as second:
+        assert (first.number, second.number) == (0, 1)
+        with Tuning(tmp_path, space, {}).next_trial(2) as third:
+            assert third is None
+        other.run(second, lambda: 1.0)
+    with other.next_trial(2) as repeated:  # the first was left without a word
+        assert repeated.user_attrs["folder"] == "trial0"
+        assert repeated.params == first.params
