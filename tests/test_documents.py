@@ -128,6 +128,10 @@ def check(monkeypatch: pytest.MonkeyPatch, script: str, overrides: list[str]) ->
             whole = compose(name, overrides, return_hydra_config=True)
             monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
             settings.comparison_jobs(cfg)
+        if name == "tune":
+            whole = compose(name, overrides, return_hydra_config=True)
+            monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
+            settings.tuning_settings(cfg)
     if name == "train":
         settings.check_config(cfg)
     elif name == "evaluate":
@@ -135,7 +139,7 @@ def check(monkeypatch: pytest.MonkeyPatch, script: str, overrides: list[str]) ->
     elif name in ("search", "embed", "export", "app"):
         settings.check_retrieval(cfg, name)
     else:
-        assert name in ("prepare", "check", "compare")
+        assert name in ("prepare", "check", "compare", "tune")
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -168,6 +172,8 @@ ELSEWHERE = {
     "resnet18.pth": "a file of weights",
     "speed=fast": "a compiler and minutes: tests/training/test_compile.py",
     "trainer.devices=4": "processes: test_train_ddp.py",
+    "launcher=local": "processes: test_sweep.py",
+    "src/tune.py": "several trials: test_tune.py",
     "src/app.py": "a server: test_search_entries.py",
     "format=onnx": "test_search_entries.py",
     "bf16-mixed": "minutes on a CPU",
