@@ -113,8 +113,8 @@ def _running_mean(cfg: DictConfig) -> list[pl.Callback]:
 
 
 def one_of_several() -> bool:
-    """Whether this process trains together with others."""
-    return "LOCAL_RANK" in os.environ
+    """Whether this process trains together with others, whoever started them: this package, torchrun or srun."""
+    return "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
 
 
 def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback) -> list[pl.Callback]:

@@ -14,11 +14,13 @@ import time
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from cli import REPOSITORY, TINY_GLYPHS, compose_train, run_entry, run_ok
 
 import settings
 from proxy_anchor.errors import UsageError
+from train import train
 
 RUN = [
     *TINY_GLYPHS,
@@ -197,3 +199,40 @@ def test_devices_auto_on_one_device_may_be_continued(tmp_path):
     several = compose_train(*TINY_GLYPHS, "trainer.devices=2", "trainer.accelerator=cpu", "trainer.strategy=ddp")
     with pytest.raises(UsageError, match="already holds a run"):
         settings.ranks_to_start(several, tmp_path)
+
+
+class Fails(pl.Callback):
+    """Stops training in the third epoch, or sends SIGTERM in the first evaluation."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if self.number is None and trainer.current_epoch == 2:
+            raise RuntimeError("in the third epoch")
+
+    def on_validation_batch_end(self, *arguments):
+        if self.number is not None:
+            os.kill(os.getpid(), self.number)
+
+
+def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
+    chosen = ["optimizer.ema_decay=0.9", "trainer.max_epochs=3", f"dataset.root={straight}/data/glyphs"]
+    here, there = (tmp_path / each / "runs/x" for each in ("one", "two"))
+    train(compose_train(*RUN, *chosen), here)
+    with pytest.raises(RuntimeError, match="third epoch"):
+        train(compose_train(*RUN, *chosen), there, [Fails()])
+    train(compose_train(*RUN, *chosen), there)
+    assert_same_end(tmp_path / "one", tmp_path / "two")
+    mine, theirs = (torch.load(each / "last.ckpt", weights_only=True)["current_model_state"] for each in (here, there))
+    for name, value in mine.items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)
+
+
+def test_sigterm_before_the_first_step_is_no_finished_run(straight, tmp_path):
+    cfg = compose_train(*RUN, f"dataset.root={straight}/data/glyphs")
+    with pytest.raises(SystemExit) as stop:
+        train(cfg, tmp_path, [Fails(signal.SIGTERM)])
+    assert stop.value.code == 75
+    assert not list(tmp_path.glob("*.json"))
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -76,6 +77,27 @@ def test_two_launchers_are_two_nodes(tmp_path: Path) -> None:
     assert [node.returncode for node in nodes] == [0, 0], output + silent
     assert "epoch 1/1:" in output
     assert "epoch 1/1:" not in silent
+    assert json.loads((tmp_path / "runs" / "x" / "result.json").read_text())["num_devices"] == 2
+
+
+def test_two_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
+    step = {"JOB_ID": "7", "JOB_NAME": "x", "NODELIST": "127.0.0.1", "NODEID": "0"}
+    step |= dict.fromkeys(("NTASKS", "NTASKS_PER_NODE", "STEP_NUM_TASKS"), "2")
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, TRAIN, *TINY_GLYPHS, *TWO, "run=x", "trainer.max_epochs=2", "optimizer.ema_decay=0.5"],
+            cwd=tmp_path,
+            env={**os.environ, **{f"SLURM_{key}": value for key, value in {**step, **own}.items()}},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for own in ({"PROCID": "0", "LOCALID": "0"}, {"PROCID": "1", "LOCALID": "1"})
+    ]
+    output, silent = (task.communicate(timeout=120)[0] for task in tasks)
+    assert [task.returncode for task in tasks] == [0, 0], output + silent
+    assert "epoch 2/2:" in output
+    assert "epoch 2/2:" not in silent
     assert json.loads((tmp_path / "runs" / "x" / "result.json").read_text())["num_devices"] == 2
 
 
