@@ -16,6 +16,7 @@ import entry
 import settings
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import read_result
+from proxy_anchor.training import jobs
 from train import train
 
 
@@ -26,19 +27,19 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """
     from proxy_anchor.reports.comparison import write_comparison
 
-    jobs = settings.comparison_jobs(cfg)
-    results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in jobs}
+    configs = settings.comparison_jobs(cfg)
+    results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in configs}
     failures: dict[str, str] = {}
-    for number, ((loss, seed), job) in enumerate(jobs.items(), start=1):
+    for number, ((loss, seed), job) in enumerate(configs.items(), start=1):
         place = folder / loss / f"seed{seed}"
-        print(f"\n[{number}/{len(jobs)}] {loss}, seed {seed}: {place}", flush=True)
+        print(f"\n[{number}/{len(configs)}] {loss}, seed {seed}: {place}", flush=True)
+        (place / jobs.FAILURE_FILE).unlink(missing_ok=True)
         try:
             results[loss].append(finished(job, place) or train(job, place))
         except Exception as error:  # whatever stopped this run, the others are still wanted
-            if not isinstance(error, entry.USER_ERRORS):
-                traceback.print_exc()
-            failures[f"{loss}, seed {seed}"] = entry.one_line(error)
-            print(f"failed: {failures[f'{loss}, seed {seed}']}", flush=True)
+            failures[f"{loss}, seed {seed}"] = reason = entry.reason(error)
+            jobs.write_failure(place, traceback.format_exc(), reason)
+            print(f"failed: {reason}", flush=True)
         entry.forget_last_run()
 
     if any(results.values()):
@@ -47,7 +48,8 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
         print(f"failed: {name}: {reason}")
     if failures:
         raise UsageError(
-            f"{len(failures)} of {len(jobs)} runs failed; the same command with run={cfg.run} repeats them."
+            f"{len(failures)} of {len(configs)} runs failed (see {jobs.FAILURE_FILE} in their folders); the same command with "
+            f"run={cfg.run} repeats them."
         )
     return results
 

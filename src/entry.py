@@ -153,8 +153,8 @@ class SweepTable(Callback):
         cls.traces.clear()
 
 
-def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> None:
-    """This command with this configuration as several processes that train together, in one folder.
+def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any]:
+    """This command with this configuration as several processes that train together, in one folder; their result.
 
     The processes take the configuration from a file instead of composing it: theirs is this job's, also in a sweep, and
     has the same time in the name of its run. Raises UsageError or RankError when one of them fails.
@@ -163,6 +163,9 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> None:
         file = Path(place) / "job.yaml"
         OmegaConf.save(cfg, file, resolve=True)
         run_ranks([sys.executable, sys.argv[0]], num_ranks, {JOB_FILE: str(file), JOB_FOLDER: str(folder)})
+    result = read_result(folder)
+    assert result is not None
+    return result
 
 
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+import entry
 import settings
 from proxy_anchor.reports.files import RESULT_FILE, write_json
 from proxy_anchor.training.processes import rank
@@ -25,6 +26,7 @@ def cross_validate(
     for fold in range(settings.num_folds(cfg)):
         cfg.validation.fold = fold
         results.append(train(cfg, folder / f"fold{fold}"))
+        entry.forget_last_run()
     combined = fold_summary(results)
     if rank() == 0:
         write_json(folder / RESULT_FILE, combined)

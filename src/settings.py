@@ -128,16 +128,17 @@ def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback
         *run_checkpoints(folder, monitor, every),
         *_progress_bars(cfg),
     ]
-    # Several processes are not continued yet: each would keep, and stop by, a record of its own.
+    # Several processes are neither watched nor continued yet: each would keep, and stop by, a record of its own.
     return checkpoints if one_of_several() else [health, RunRecord(), StopOnSignal(), *checkpoints]
 
 
 def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
-    """The first files of a run: its config, and the images that it leaves out, if there are any."""
+    """The first files of a run, by the first process: its config, and the images that it leaves out, if there are any."""
     from proxy_anchor.data.unusable import write_skipped
 
-    OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
-    write_skipped(folder, splits)
+    if rank() == 0:
+        OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+        write_skipped(folder, splits)
 
 
 def run_metadata(cfg: DictConfig, splits: Splits, before: Checkpoint | None) -> dict[str, Any]:
@@ -325,7 +326,12 @@ def tuning_settings(cfg: DictConfig) -> tuple[Any, list[str]]:
 
 def decisive(overrides: Sequence[str]) -> list[str]:
     """Those arguments that change a number."""
-    return sorted(each for each in overrides if not each.lstrip("+~").startswith(_UNIMPORTANT))
+
+    def is_unimportant(override: str) -> bool:
+        key = override.partition("=")[0].lstrip("+~")
+        return any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
+
+    return sorted(each for each in overrides if not is_unimportant(each))
 
 
 def tuning_job(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:

@@ -11,14 +11,11 @@ from omegaconf import DictConfig
 import entry
 import settings
 from folds import cross_validate
-from proxy_anchor.reports.files import read_result, selecting_recall
+from proxy_anchor.reports.files import selecting_recall
 
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
-    """One run in `folder`; returns what result.json holds: selected, best and last evaluation, all of them, seconds.
-
-    callbacks: further ones, after the Recall of an evaluation is known.
-    """
+    """One run in `folder`, with further callbacks behind the one that counts Recall; returns what result.json holds."""
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
@@ -74,8 +71,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     with explained(trainer, learner, data), naming_all_unusable(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
-            if trainer.is_global_zero:
-                settings.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing
+            settings.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing
             print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
         trainer.fit(learner, data, ckpt_path=before and before.path)
 
@@ -89,8 +85,7 @@ def main(cfg: DictConfig) -> float:
     """Train, and hand the smallest K's Recall that selected the epoch to a sweep (held-out classes, folds, or test)."""
     folder = entry.output_folder()
     if (num_ranks := settings.ranks_to_start(cfg, folder)) > 1:
-        entry.run_as_ranks(cfg, folder, num_ranks)
-        result = read_result(folder) or {}
+        result = entry.run_as_ranks(cfg, folder, num_ranks)
     elif cfg.validation.name == "folds" and cfg.validation.fold is None:
         result = cross_validate(train, cfg, folder)
     else:

@@ -102,7 +102,11 @@ def test_a_failed_run_is_listed_and_the_others_finish(tmp_path):
     done = run_entry("compare.py", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert "failed: triplet, seed 1: data.batch_size=15 is not a multiple of data.images_per_class=4" in done.stdout
-    assert done.stderr.strip().splitlines()[-1].startswith("error: 1 of 2 runs failed; the same command with run=x")
+    told = "error: 1 of 2 runs failed (see error.txt in their folders); the same command with run=x"
+    assert done.stderr.strip().splitlines()[-1].startswith(told)
+    trace = (tmp_path / "runs/x/triplet/seed1/error.txt").read_text()
+    assert trace.startswith("Traceback")
+    assert trace.splitlines()[-1].startswith("data.batch_size=15 is not a multiple")
     assert (tmp_path / "runs" / "x" / "proxy_anchor" / "seed1" / "result.json").is_file()
     assert re.search(r"^proxy_anchor +1 ", done.stdout, re.M)
 

@@ -20,6 +20,7 @@ from cli import REPOSITORY, TINY_GLYPHS, compose_train, run_entry, run_ok
 
 import settings
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.jobs import write_failure
 from train import train
 
 RUN = [
@@ -129,6 +130,12 @@ def test_a_signal_stops_with_a_code_of_its_own(number, straight, arguments, tmp_
     assert f"{number.name}: stopped; the same command continues" in rest
     assert "continued after epoch 2 of 5 (last.ckpt)" in run_ok("train.py", *arguments, cwd=tmp_path)
     assert_same_end(tmp_path, straight)
+
+
+def test_the_mark_of_a_failed_job_does_not_keep_its_command_from_beginning(tmp_path):
+    write_failure(tmp_path, "Traceback", "out of memory")
+    assert settings.checkpoint_to_continue(compose_train(*RUN), tmp_path) is None
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.fixture

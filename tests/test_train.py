@@ -14,6 +14,8 @@ import torch
 from cli import REPOSITORY, SHARED, TINY_GLYPHS, compose_train, run_entry, run_ok
 from PIL import Image
 
+import entry
+from folds import cross_validate
 from train import train
 
 
@@ -134,6 +136,17 @@ def test_validation_classes_select_the_epoch(tmp_path):
     content = torch.load(tmp_path / "runs" / "x" / "best.ckpt", weights_only=True)
     assert content["epoch"] + 1 == result["selected"]["epoch"]
     assert len(content["proxy_anchor"]["classes"]) == 6  # of 8; two are held out
+
+
+def test_each_fold_starts_its_own_clock(tmp_path):
+    starts = []
+
+    def note(cfg, folder):
+        starts.append(entry.STARTED)
+        return {"history": [{"epoch": 1, "recall": {"1": 0.5}}]}
+
+    cross_validate(note, compose_train("validation=folds", "validation.num_folds=2"), tmp_path)
+    assert starts[0] < starts[1]
 
 
 def test_validation_folds_report_the_mean(tmp_path):

@@ -231,7 +231,8 @@ def run_on_ray(
 ) -> None:
     """Run all jobs on a Ray cluster, which gives each its GPUs and repeats a job whose node is lost.
 
-    gpus_per_job: below 1 shares a card; 0 on a cluster that shows no GPU, unless need_gpus waits for one. address: of a running cluster; None: RAY_ADDRESS, or one made of this host.
+    gpus_per_job: below 1 shares a card; 0 on a cluster that shows no GPU, unless need_gpus waits for one. address: of a
+    running cluster; None: RAY_ADDRESS, or one made of this host.
     Raises UsageError without ray.
     """
     try:

@@ -15,22 +15,25 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
+from proxy_anchor.data.unusable import BAD_IMAGES_FILE
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import write_text
 from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
 from proxy_anchor.training.checkpoint_io import previous_version
 from proxy_anchor.training.health import REPLAY_FILE
+from proxy_anchor.training.jobs import FAILURE_FILE
 from proxy_anchor.training.processes import STOPPED
 
 RECORD_KEY = "run_record"
 _LEFT_BEFORE_A_CHECKPOINT = (
     "config.yaml",
-    "bad_images.txt",
+    BAD_IMAGES_FILE,
     "metrics.csv",
     "hparams.yaml",
     "tensorboard",
     "wandb",
     REPLAY_FILE,
+    FAILURE_FILE,
 )
 
 
