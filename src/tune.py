@@ -22,6 +22,8 @@ from proxy_anchor.reports.tables import format_table
 from proxy_anchor.training import jobs
 from train import train
 
+WORKER = "PROXY_ANCHOR_TUNING_WORKER"  # set where `work_together` started this command; a job of a sweep is none
+
 
 def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     """All trials that are not there yet, then their table; the best one's settings.
@@ -44,7 +46,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
             return selecting_recall(cross_validate(train, job, place))
         return selecting_recall(train(job, place, [Pruning(trial)]))
 
-    if not (is_worker := jobs.SWEEP_JOB in os.environ):
+    if not (is_worker := WORKER in os.environ):
         study.repeat_failed()
         if cfg.launcher.name != "basic":
             work_together(cfg, folder)
@@ -67,7 +69,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
 def work_together(cfg: DictConfig, folder: Path) -> None:
     """This command once per GPU of this host (launcher=local), all at work on the one study, until no trial is left."""
-    slots = settings.job_slots(cfg)
+    slots = [{**slot, WORKER: "1"} for slot in settings.job_slots(cfg)]
     command = settings.alone_command(cfg, HydraConfig.get().overrides.task, folder)
     workers = [jobs.Job(command, Path.cwd(), folder / f"worker{number}") for number in range(len(slots))]
     print(f"{len(workers)} trials at once; they print to {folder}/workerN.log", flush=True)

@@ -108,6 +108,12 @@ def test_jobs_through_a_cluster(launcher, swept, tmp_path):
         ("-m", "launcher=local", "trainer.devices=1,2"): "trainer.devices differs between the jobs of one sweep",
         ("-m", "launcher=basic,local"): "launcher differs between the jobs of one sweep",
         ("-m", "launcher=local", "trainer.devices=auto"): "name their number, as in trainer.devices=2",
+        (
+            "-m",
+            "launcher=ray",
+            "trainer.devices=2",
+            "launcher.jobs_per_gpu=2",
+        ): "Ray divides a card only for jobs of one",
         ("-m", "loss=proxy_anchor,triplett"): "Did you mean 'triplet'?",
         ("-m", "launcher=local", "loss=proxy_anchor,triplett"): "Did you mean 'triplet'?",
     }.items(),

@@ -11,6 +11,7 @@ from cli import TINY_GLYPHS, run_entry, run_ok
 optuna = pytest.importorskip("optuna")
 import settings  # noqa: E402
 from proxy_anchor.errors import UsageError  # noqa: E402
+from proxy_anchor.training.jobs import SWEEP_JOB  # noqa: E402
 from proxy_anchor.training.tuning import Tuning, first_values, make_space  # noqa: E402
 
 ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2", "logger=csv", "trainer.accelerator=cpu", "data.num_workers=0"]
@@ -111,10 +112,11 @@ def test_two_at_once_and_a_failed_trial_that_is_repeated(tmp_path):
     assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == ["trial0", "trial1", "trial2"]
 
 
-def test_folds_judge_a_trial_without_pruning(tmp_path):
+def test_folds_judge_a_trial_without_pruning_also_in_a_job_of_a_sweep(tmp_path, monkeypatch):
+    monkeypatch.setenv(SWEEP_JOB, "1")
     arguments = [*ARGUMENTS, "trainer.max_epochs=1", "data.batch_size=8"]
     words = ["run=t", "trials=1", "validation=folds", "validation.num_folds=2", "search={loss.alpha: [16, 32]}"]
-    run_ok("tune.py", *words, *arguments, cwd=tmp_path)
+    assert "best: trial0" in run_ok("tune.py", *words, *arguments, cwd=tmp_path)
     result = json.loads((tmp_path / "runs/t/trial0/result.json").read_text())
     [row] = rows_of(tmp_path / "runs/t").values()
     assert row["validation recall"] == pytest.approx(100 * result["selected"]["recall"]["1"])

@@ -1,6 +1,6 @@
 """Hydra's way to the jobs of a sweep: one after another in this process, or each as a command of its own elsewhere.
 
-Hydra takes a launcher only from a package of this name. Where jobs run is `launcher=`, a file of conf/launcher.
+Hydra takes a launcher only from a package of this name, so this is the one file below src/*.py that sees the config. Where jobs run is `launcher=`, a file of conf/launcher.
 """
 
 from __future__ import annotations
@@ -88,6 +88,11 @@ class JobLauncher(BasicLauncher):
             if cfg.get(key) is not None:
                 check_int(f"launcher.{key}", cfg[key], 1)
         gpus = devices if trainer.accelerator != "cpu" else 0
+        if cfg.name == "ray" and gpus > 1 and cfg.jobs_per_gpu > 1:
+            raise UsageError(
+                f"launcher.jobs_per_gpu={cfg.jobs_per_gpu}: Ray divides a card only for jobs of one; leave it out, or set "
+                "trainer.devices=1."
+            )
         print(
             f"{len(commands)} jobs by launcher={cfg.name}; each prints to {commands[0].output.parent}/JOB.log",
             flush=True,
