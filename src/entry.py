@@ -205,6 +205,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             if in_sweep:
                 forget_last_run()
 
+    job.__module__ = config_name  # from which Hydra takes the program's name for --help
     try:
         if JOB_FILE in os.environ:
             handed_on = OmegaConf.load(os.environ[JOB_FILE])

@@ -384,7 +384,8 @@ def _quoted(value: object) -> str:
 _LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
 
 
-# Neither name nor place of a run or of its images, nor what it prints or how many it embeds at once, changes a weight of it.
+# Neither name nor place of a run or of its images, nor what it prints or how many it embeds at once, changes a weight of it by
+# more than rounding.
 _UNIMPORTANT = (
     "run",
     "logger",

@@ -26,6 +26,23 @@ TINY_GLYPHS = [
     "trainer.max_epochs=1",
 ]
 
+# A folder of pictures of one's own, on the CPU; dataset.root is missing.
+TINY_FOLDER = [
+    "dataset=folder",
+    "dataset.images.crop=32",
+    "dataset.images.resize=36",
+    "backbone=test_resnet",
+    "backbone.pretrained=false",
+    "batch_norm=train",
+    "optimizer.warmup_epochs=0",
+    "embedding_dim=8",
+    "data.batch_size=8",
+    "data.num_workers=0",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "logger=csv",
+]
+
 
 def run_entry(script: str, *arguments: str, cwd: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """`python src/SCRIPT ARGUMENTS` with captured output; no accidental use of a local HYDRA or DEBUG setting."""

@@ -291,7 +291,9 @@ def test_any_timm_name_is_a_backbone(tmp_path):
 
 
 def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
-    assert "proxy_lr_mult: 100" in run_ok("train.py", "--help", cwd=tmp_path)
+    shown = run_ok("train.py", "--help", cwd=tmp_path)
+    assert shown.startswith("train is powered by Hydra")
+    assert "proxy_lr_mult: 100" in shown
     heavy = "import sys; sys.argv = ['train.py']; import train; print(sorted({'torch', 'timm'} & set(sys.modules)))"
     found = subprocess.run(
         [sys.executable, "-c", heavy], cwd=REPOSITORY / "src", capture_output=True, text=True, check=True

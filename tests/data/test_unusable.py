@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli import compose_train
+from cli import TINY_FOLDER, compose_train
 from PIL import Image
 from processes import permissions_count
 from torch.utils.data import DataLoader
@@ -106,25 +106,7 @@ def broken(tmp_path: Path) -> tuple[Path, list[Path]]:
 
 
 def options(root: Path, *more: str) -> list[str]:
-    return [
-        "dataset=folder",
-        f"dataset.root={root}",
-        "dataset.images.crop=32",
-        "dataset.images.resize=36",
-        "backbone=test_resnet",
-        "backbone.pretrained=false",
-        "batch_norm=train",
-        "optimizer.warmup_epochs=0",
-        "embedding_dim=8",
-        "data.batch_size=8",
-        "data.num_workers=0",
-        "trainer.max_epochs=1",
-        "trainer.accelerator=cpu",
-        "trainer.enable_progress_bar=false",
-        "logger=csv",
-        "run=x",
-        *more,
-    ]
+    return [*TINY_FOLDER, f"dataset.root={root}", "trainer.max_epochs=1", "run=x", *more]
 
 
 def run(root: Path, *more: str) -> tuple[dict, Path]:

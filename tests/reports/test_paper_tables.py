@@ -242,3 +242,9 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path):
     for suffix in (".svg", ".png"):
         first, second = ((tmp_path / name / "chart").with_suffix(suffix).read_bytes() for name in ("a", "b"))
         assert first == second
+
+
+def test_how_a_run_was_started_is_no_difference():
+    contract = {"loss": {"alpha": 32}, "resume": "auto", "launcher": {"name": "basic"}}
+    assert differences({"loss": {"alpha": 32}, "resume": "never"}, contract) == []
+    assert differences({"loss": {"alpha": 16}, "resume": "never"}, contract) == ["loss.alpha 16 (contract 32)"]

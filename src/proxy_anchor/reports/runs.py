@@ -34,10 +34,12 @@ _BACKBONES = {
 }
 
 # What may differ between a run and its contract, or between seeds, without the number meaning something else: where files
-# lie, how fast they are read and searched, what is written beside the result.
+# lie, how fast they are read and searched, how it was started, what is written beside the result.
 _UNIMPORTANT = (
     "seed",
     "run",
+    "resume",
+    "launcher",
     "recall_k",
     "compile",
     "logger",
