@@ -96,9 +96,9 @@ def test_comes_back_where_faiss_was_taught_tensors(tmp_path: Path) -> None:
     filled("exact", clustered(50)).save(tmp_path)
     # In a process of its own: the import changes faiss for good.
     code = (
-        "import sys, numpy as np, faiss.contrib.torch_utils\n"
+        "import sys, numpy as np, faiss.contrib.torch_utils\nfrom pathlib import Path\n"
         "from proxy_anchor.retrieval.index import VectorIndex\n"
-        "index = VectorIndex(16, kind='exact'); index.load(sys.argv[1], np.arange(50)); print(len(index))\n"
+        "index = VectorIndex(16, kind='exact'); index.load(Path(sys.argv[1]), np.arange(50)); print(len(index))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["50"], done.stderr
