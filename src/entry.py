@@ -40,7 +40,7 @@ from proxy_anchor.errors import UsageError, did_you_mean
 from proxy_anchor.reports.files import read_result
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.training.jobs import FAILURE_FILE, SWEEP_JOB, JobError, read_failure, write_failure
-from proxy_anchor.training.processes import USAGE_ERROR, RankError, leave_error, rank, run_ranks
+from proxy_anchor.training.processes import STOPPED, USAGE_ERROR, RankError, leave_error, rank, run_ranks
 
 STARTED = time.monotonic()  # the command, but for the interpreter and the imports above
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
@@ -225,6 +225,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     except (KeyboardInterrupt, SystemExit) as stop:
         # Lightning turns Ctrl-C into an exit of its own.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
+            if type(stop).__name__ == "SIGTERMException":  # Lightning's, without a code, as if the run were finished
+                sys.exit(STOPPED)
             raise
         if JOB_FILE not in os.environ:  # otherwise the process that started this one says so
             print("interrupted; what had been written is in the run folder.", file=sys.stderr)

@@ -17,7 +17,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from cli import REPOSITORY, TINY_GLYPHS, compose_train, run_entry, run_ok
+from hydra.core.hydra_config import HydraConfig
 
+import entry
 import settings
 from proxy_anchor.errors import UsageError
 from proxy_anchor.training.jobs import write_failure
@@ -236,10 +238,12 @@ def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)
 
 
-def test_sigterm_before_the_first_step_is_no_finished_run(straight, tmp_path):
-    cfg = compose_train(*RUN, f"dataset.root={straight}/data/glyphs")
+def test_sigterm_before_the_first_step_is_no_finished_run(straight, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", *RUN, f"dataset.root={straight}/data/glyphs"])
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # afterwards as before
     with pytest.raises(SystemExit) as stop:
-        train(cfg, tmp_path, [Fails(signal.SIGTERM)])
+        entry.run(lambda cfg: train(cfg, entry.output_folder(), [Fails(signal.SIGTERM)]), "train")
     assert stop.value.code == 75
-    assert not list(tmp_path.glob("*.json"))
+    assert not list(tmp_path.rglob("*.json"))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

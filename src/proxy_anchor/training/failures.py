@@ -1,4 +1,4 @@
-"""What PyTorch raises where a setting is the reason, as one line with the key to set; what the trainer raises on SIGTERM."""
+"""What PyTorch raises where a setting is the reason, as one line with the key to set."""
 
 from __future__ import annotations
 
@@ -12,27 +12,20 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.memory import peak_memory
-from proxy_anchor.training.processes import STOPPED
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @contextmanager
 def explained(trainer: pl.Trainer, learner: nn.Module, data: ImageDataModule) -> Iterator[None]:
-    """Raise UsageError for memory of the card that does not suffice, and for an operation that is not repeatable.
-
-    Where the trainer answers SIGTERM (before the first step, and on several devices), exit with STOPPED.
-    """
+    """Raise UsageError for memory of the card that does not suffice, and for an operation that is not repeatable."""
     try:
         yield
-    except SIGTERMException as error:
-        raise SystemExit(STOPPED) from error  # the trainer's own exit has no code, which is that of a finished run
     except torch.OutOfMemoryError as error:
         text = _out_of_memory(error, trainer, learner, data)
         # The frames hold the step's tensors, which the next job of a sweep would find missing.
