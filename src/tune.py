@@ -85,9 +85,8 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
         again = settings.train_command(shared, {key: best[key] for key in searched})
         print(f"best: {best['trial']}. On all training classes: {again}", flush=True)
     if failed := [row["trial"] for row in rows if row["state"] == "failed"]:
-        listed = f"{', '.join(failed)}; see {jobs.FAILURE_FILE} in their folders"
-        again = f"the same command with run={folder.name} repeats them."
-        raise UsageError(f"{len(failed)} of {len(rows)} trials failed ({listed}); {again}")
+        told = f"{len(failed)} of {len(rows)} trials failed ({', '.join(failed)}; see {jobs.FAILURE_FILE} in their folders)"
+        raise UsageError(f"{told}; the same command with run={folder.name} repeats them.")
     return best
 
 
