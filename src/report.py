@@ -75,7 +75,7 @@ def contracts(datasets: set[str]) -> list[Contract]:
     found = []
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         for each in read_experiments(EXPERIMENTS):
-            for expected in each.expect if each.dataset in datasets else ():
+            for expected in each.expect if each.labels and each.dataset in datasets else ():
                 cfg = compose("train", [f"experiment={each.name}", *expected.overrides])
                 config: Any = OmegaConf.to_container(cfg, resolve=True)
                 found.append(Contract(each.name, tuple(each.labels), config))

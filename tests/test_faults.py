@@ -160,9 +160,6 @@ def test_another_number_of_devices_on_resume_is_refused(before, now, tmp_path):
     ask = settings.checkpoint_to_continue if now == 1 else settings.ranks_to_start  # what `main` asks first
     with pytest.raises(UsageError) as caught:
         ask(cfg, tmp_path)
-    text = str(caught.value)
-    if now == 1:
-        assert "holds a run with other settings (trainer.devices, trainer.strategy): choose another run=NAME" in text
-    else:
-        assert "already holds a run (and a run on several devices is not continued): choose another run=NAME" in text
+    keys = "trainer.devices" if now > 2 else "trainer.devices, trainer.strategy"
+    assert f"holds a run with other settings ({keys}): choose another run=NAME" in str(caught.value)
     assert (tmp_path / "last.ckpt").is_file()

@@ -125,3 +125,31 @@ def test_the_tables_of_what_scale_takes_are_what_the_script_computes(monkeypatch
     sop = scale.SCALES[0]
     assert scale.TRAINING["proxies, gradient, moments: 16 C D"](sop) == "92.7 MB"  # 16 x 11,318 x 512 = 92,717,056
     assert scale.GALLERY["embeddings, float32: 4 G D"](sop) == "124 MB"  # 4 x 60,502 x 512 = 123,908,096
+
+
+RECIPES = ["cosine", "ema", "ema_lr", "ema_proxies25", "ema_alpha16", "ema_delta03"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_table_of_recipes_is_what_the_runs_wrote(name):
+    run = json.loads((REPOSITORY / "docs/results/cars_half_recipe" / f"{name}.json").read_text())
+    [line] = [
+        each for each in (REPOSITORY / "docs/results.md").read_text().splitlines() if each.startswith(f"| `{name}`:")
+    ]
+    selected, first = run["selected"], next(e["epoch"] for e in run["history"] if e["recall"]["1"] > 0.739)
+    expected = [f"{100 * selected['validation']['1']:.1f}", str(selected["epoch"])]
+    expected += [f"{100 * each['recall']['1']:.1f}" for each in (selected, run["last"])]
+    assert [cell.strip(" *") for cell in line.strip("|").split("|")][1:] == [*expected, str(first)]
+
+
+@pytest.mark.parametrize("rerank", ["none", "query_expansion", "k_reciprocal"])
+def test_table_of_reranking_is_what_the_runs_wrote(rerank):
+    file = "k_reciprocal" if rerank == "none" else rerank
+    numbers = json.loads((REPOSITORY / f"docs/results/cars_half/rerank_{file}.json").read_text())
+    prefix = "" if rerank == "none" else f"{rerank}_"
+    keys = ("recall_at_1", "recall_at_2", "map_at_r", "r_precision")
+    [line] = [
+        each for each in (REPOSITORY / "docs/search.md").read_text().splitlines() if each.startswith(f"| `{rerank}`")
+    ]
+    cells = [cell.strip(" *") for cell in line.strip("|").split("|")][1:]
+    assert cells == [f"{100 * numbers[prefix + key]:.1f}" for key in keys]

@@ -204,7 +204,7 @@ BAD_INPUT = {
     "data.batch_size=99999": "Set data.batch_size=64 or less",
     "seed=99999999999": "below 2**32",
     "trainer=null": "a config group cannot be null",
-    "+optimizer.leraning_rate=1": "unknown key optimizer.leraning_rate. Known in optimizer: lr, lr_gamma,",
+    "+optimizer.leraning_rate=1": "unknown key optimizer.leraning_rate. Known in optimizer: ema_decay, lr, lr_gamma,",
     "+data.batchsize=1": "unknown key data.batchsize. Did you mean 'batch_size'?",
     "backbone=5": "a config group cannot be null, a number or a list",
     "+=": "an override cannot be understood",

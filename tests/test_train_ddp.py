@@ -37,7 +37,9 @@ def test_two_processes_give_the_numbers_of_one(weights: str, tmp_path: Path) -> 
     printed = run_ok("train.py", *options, *TWO, cwd=tmp_path)  # its folder is named by the time, the same for both
     folders = [folder for folder in (tmp_path / "runs").iterdir() if folder.name != "one"]
     assert len(folders) == 1
-    assert {each.name for each in folders[0].iterdir()} == {each.name for each in (tmp_path / "runs/one").iterdir()}
+    # Whether a version before the last was written depends on how long the two epochs took.
+    one, two = ({each.name for each in place.iterdir()} for place in (tmp_path / "runs/one", folders[0]))
+    assert one - {"last.ckpt.previous"} == two - {"last.ckpt.previous"}
     assert yaml.safe_load((folders[0] / "config.yaml").read_text())["run"] == folders[0].name
     assert printed.count("epoch 2/2:") == printed.count("summary") == printed.count("before training") == 1
 

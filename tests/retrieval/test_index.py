@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,19 @@ def test_comes_back_from_its_files(kind: str, tmp_path: Path) -> None:
     assert torch.equal(before[0], after[0])
     again.add(np.array([9999]), queries[:1])
     assert again.search(queries[:1], 1)[1].tolist() == [[9999]]
+
+
+def test_comes_back_where_faiss_was_taught_tensors(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    filled("exact", clustered(50)).save(tmp_path)
+    # In a process of its own: the import changes faiss for good.
+    code = (
+        "import sys, numpy as np, faiss.contrib.torch_utils\nfrom pathlib import Path\n"
+        "from proxy_anchor.retrieval.index import VectorIndex\n"
+        "index = VectorIndex(16, kind='exact'); index.load(Path(sys.argv[1]), np.arange(50)); print(len(index))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["50"], done.stderr
 
 
 def test_size_chooses_the_kind(monkeypatch, capsys) -> None:

@@ -130,7 +130,7 @@ def experiment_rows(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
     return [
         {
             "experiment": each.name,
-            "paper": ", ".join(each.labels),
+            "paper": ", ".join(each.labels) or None,
             "dataset": each.dataset,
             "varies": ", ".join(each.varied) or None,
             "jobs": len(each.jobs),

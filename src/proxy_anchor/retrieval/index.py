@@ -261,7 +261,8 @@ class VectorIndex:
                 # Mapped, not read: an approximate search touches few rows. Copy on write, which torch asks for.
                 self.vectors = torch.from_numpy(np.load(folder / VECTORS_FILE, mmap_mode="c", allow_pickle=False))
             elif index is not None and self._faiss is None:
-                self.vectors = torch.from_numpy(index.reconstruct_n(0, index.ntotal))
+                # A tensor once faiss.contrib.torch_utils was imported, which a search on the GPU does.
+                self.vectors = torch.as_tensor(index.reconstruct_n(0, index.ntotal))
             else:
                 raise UsageError(f"{folder} holds no vectors: build the index again.")
         except (OSError, ValueError) as error:
