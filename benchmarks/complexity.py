@@ -63,7 +63,8 @@ PAPER_EXPONENT = {
     "proxies": {"soft_triple": 2},
 }
 DIM = 512
-BASE = {"images": 0, "batch": 120, "classes": 100, "proxies": 10}
+# Enough classes for the largest batch in pairs (n_pair): with fewer, a batch would hold no more pairs as it grows.
+BASE = {"images": 0, "batch": 120, "classes": 256, "proxies": 10}
 SIZES = {
     "images": (960, 1920, 3840, 7680),
     "batch": (60, 120, 240, 480),
@@ -89,13 +90,18 @@ def make_loss(name: str, num_classes: int, num_centers: int) -> nn.Module:
 
 
 def make_step(name: str, size: dict[str, int], device: torch.device) -> Callable[[], None]:
-    """Forward and backward over the batches of an epoch (one batch if `images` is 0), on random unit vectors."""
+    """Forward and backward over the batches of an epoch (one batch if `images` is 0), on random unit vectors.
+
+    Raises ValueError for fewer classes than the batch has groups of images.
+    """
     torch.manual_seed(0)
     loss = make_loss(name, size["classes"], size["proxies"]).to(device)
     loss.check_labels = False
     batch = size["batch"]
     per_class = 2 if name == "n_pair" else 4
-    labels = (torch.arange(batch) // per_class % size["classes"]).to(device)
+    if batch > per_class * size["classes"]:
+        raise ValueError(f"a batch of {batch} images, {per_class} per class, takes more than {size['classes']} classes")
+    labels = (torch.arange(batch) // per_class).to(device)
     # Classes that hold together a little, as in training: a miner finds neither nothing nor everything.
     centres = nn.functional.normalize(torch.randn(size["classes"], DIM))[labels.cpu()]
     rows = nn.functional.normalize(centres + 1.2 * nn.functional.normalize(torch.randn(batch, DIM))).to(device)

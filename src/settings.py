@@ -270,13 +270,20 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
     for key in ("losses", "seeds"):
         if not isinstance(cfg[key], ListConfig) or not len(cfg[key]) or len(set(cfg[key])) < len(cfg[key]):
             raise UsageError(f"{key}={cfg[key]}: expected a list of different ones, for example {key}={_LISTS[key]}.")
+    for seed in cfg.seeds:
+        check_int("seeds", seed, 0)
+    for loss in cfg.losses:
+        if not isinstance(loss, str):
+            raise UsageError(f"losses={cfg.losses}: expected names, for example losses={_LISTS['losses']}.")
+    if not (cfg.levels is None or isinstance(cfg.levels, ListConfig)):
+        raise UsageError(f"levels={cfg.levels}: expected a list, for example levels={_LISTS['levels']}.")
     for level in cfg.levels or ():
         check_number("levels", level, 0, maximum=100)
     if cfg.validation.name == "folds":
         raise UsageError("validation=folds: a comparison takes whole runs; use validation=classes, or leave it out.")
     given = HydraConfig.get().overrides.task
     for key, instead in {"loss": "losses=[...]", "seed": "seeds=[...]"}.items():
-        if any(override.startswith(f"{key}=") for override in given):
+        if any(override.lstrip("+~").partition("=")[0] == key for override in given):
             raise UsageError(f"{key}=...: a comparison takes {instead}.")
     shared = [each for each in given if each.partition("=")[0].lstrip("+~") not in _COMPARISON_KEYS]
     jobs = {}
@@ -381,7 +388,7 @@ def _quoted(value: object) -> str:
     return f"'{escaped}'"
 
 
-_LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]"}
+_LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]", "levels": "[60,70]"}
 
 
 # Neither name nor place of a run or of its images, nor what it prints or how many it embeds at once, changes a weight of it by

@@ -117,7 +117,12 @@ BAD = {
     "losses=[triplet,triplet]": "expected a list of different ones",
     "losses=triplet": "losses=triplet: expected a list",
     "loss=triplet": "a comparison takes losses=[...]",
-    "seeds=[-1]": "seed=-1",
+    "losses=[[triplet]]": "losses=[['triplet']]: expected names, for example losses=[proxy_anchor,triplet]",
+    "++seed=4": "a comparison takes seeds=[...]",
+    "seeds=[-1]": "seeds=-1: expected a whole number of at least 0",
+    'seeds=["1",1]': "seeds='1': expected a whole number",
+    "levels=70": "levels=70: expected a list, for example levels=[60,70]",
+    "levels=[101]": "levels=101",
     "losses=[proxy_anchor,triplet] loss.alpha=16": "unknown key 'loss.alpha'",
     "validation=folds": "use validation=classes",
 }

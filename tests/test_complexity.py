@@ -62,6 +62,16 @@ def test_complexity_refuses_an_unknown_loss(tmp_path):
     assert "--losses triplett: choose from arcface" in done.stderr
 
 
+@pytest.mark.parametrize("axis", ["images", "batch", "classes", "proxies"])
+def test_every_size_has_classes_for_its_batch(complexity, axis):
+    # n_pair looks at one pair per class: with too few classes it stops growing with the batch.
+    for size in complexity.SIZES[axis]:
+        point = {**complexity.BASE, axis: size}
+        assert point["batch"] <= 2 * point["classes"]
+    with pytest.raises(ValueError, match="takes more than 100 classes"):
+        complexity.make_step("n_pair", {**complexity.BASE, "batch": 240, "classes": 100}, torch.device("cpu"))
+
+
 def test_exponent_of_powers(complexity):
     assert complexity.exponent([1, 10, 20, 40], [5.0, 100.0, 400.0, 1600.0]) == pytest.approx(2)
 

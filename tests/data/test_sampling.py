@@ -191,11 +191,18 @@ def test_processes_divide_the_pk_batches_of_one(world_size):
         (36, 4, r"takes 9 classes and there are 8: set data\.batch_size=32 or less\.$"),
         (16, 1, r"^data\.images_per_class=1: expected a whole number of at least 2"),
         (64, 4, r"^data\.batch_size=64 is larger than the 44 training images"),
+        (4, 4, r"is one class per batch, which has no negatives: set data\.batch_size=8 or more\.$"),
+        (5, 4, r"set data\.batch_size=8, or "),
     ],
 )
 def test_pk_refuses_what_cannot_be_filled(batch_size, k, message):
     with pytest.raises(UsageError, match=message):
         PKBatches(UNEVEN, batch_size, k)
+
+
+def test_pk_refuses_a_single_class():
+    with pytest.raises(UsageError, match="all training images are of one class"):
+        PKBatches([3] * 20, 8, 4)
 
 
 def test_data_module_takes_pk_batches_and_says_so(make_data):

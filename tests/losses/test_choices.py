@@ -185,6 +185,18 @@ def test_the_library_gets_the_sizes_it_takes(name: str, sizes: int) -> None:
     assert loss(make_embeddings(), LABELS).isfinite()
 
 
+def test_what_takes_no_labels_is_refused_in_one_line() -> None:
+    from pytorch_metric_learning import losses, miners
+
+    for made, miner, message in (
+        (losses.VICRegLoss, None, "VICRegLoss does not take these embeddings with labels"),
+        (nn.CrossEntropyLoss, None, "CrossEntropyLoss does not take"),
+        (losses.TripletMarginLoss, miners.EmbeddingsAlreadyPackagedAsTriplets(), "with EmbeddingsAlreadyPackaged"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            PMLLoss(20, 16, made, miner)(make_embeddings(), LABELS)
+
+
 def test_plain_shuffling_can_be_had(tmp_path: Path) -> None:
     output = run_ok("train.py", "loss=triplet", "data.images_per_class=null", "run=x", *TINY_GLYPHS, cwd=tmp_path)
     assert "classes x" not in output

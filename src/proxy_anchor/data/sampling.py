@@ -77,7 +77,7 @@ class PKBatches(ShuffledBatches):
         batch_size, seed, rank, world_size: see `ShuffledBatches`.
         images_per_class: K, at least 2.
 
-    Raises UsageError when the batch cannot be divided by K, or there are fewer than P classes.
+    Raises UsageError when the batch cannot be divided by K, P is 1 (a batch without negatives), or there are fewer than P classes.
     """
 
     def __init__(
@@ -95,14 +95,23 @@ class PKBatches(ShuffledBatches):
         self.images_per_class, self.num_groups = images_per_class, batch_size // images_per_class
         if batch_size % images_per_class:
             step = math.lcm(images_per_class, world_size)
-            nearest = max(1, round(batch_size / step)) * step
+            nearest = max(-(-2 * images_per_class // step), round(batch_size / step)) * step
             raise UsageError(
                 f"data.batch_size={batch_size} is not a multiple of data.images_per_class={images_per_class}: set "
                 f"data.batch_size={nearest}, or data.images_per_class=null for shuffled batches."
             )
+        if self.num_groups < 2:
+            raise UsageError(
+                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} is one class per batch, which has "
+                f"no negatives: set data.batch_size={2 * math.lcm(images_per_class, world_size)} or more."
+            )
         order = np.argsort(labels, kind="stable")
         counts = np.unique(np.asarray(labels)[order], return_counts=True)[1]
         self.members = [torch.from_numpy(each) for each in np.split(order, np.cumsum(counts)[:-1])]
+        if len(counts) < 2:
+            raise UsageError(
+                "data.images_per_class: all training images are of one class, which has no negatives; it needs 2 or more."
+            )
         if len(counts) < self.num_groups:
             raise UsageError(
                 f"data.batch_size={batch_size} with data.images_per_class={images_per_class} takes {self.num_groups} classes "

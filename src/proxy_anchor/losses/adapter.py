@@ -16,6 +16,9 @@ _SIZES = {"num_classes": "num_classes"} | dict.fromkeys(
     ("embedding_size", "embedding_dim", "descriptors_dim"), "embedding_dim"
 )
 
+# How that library says what it cannot do: it also asserts.
+_REFUSALS = (TypeError, ValueError, AssertionError, NotImplementedError)
+
 
 class PMLLoss(MetricLoss):
     """A loss of pytorch-metric-learning, with a miner and a distance where wanted.
@@ -27,7 +30,7 @@ class PMLLoss(MetricLoss):
         miner: a miner made already, called with every batch; None takes all pairs or triplets.
         distance: a distance made already, for loss and miner; None leaves each its own.
 
-    Raises UsageError when the loss cannot be made with these arguments.
+    Raises UsageError when the loss cannot be made with these arguments, or does not take embeddings with labels.
     """
 
     def __init__(
@@ -52,14 +55,21 @@ class PMLLoss(MetricLoss):
                 miner.distance = distance
         try:
             self.loss = loss(**arguments)
-        except (TypeError, ValueError, AssertionError) as error:  # that library asserts what it cannot do
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UsageError(f"loss: {name} does not accept these arguments ({reason}).") from error
+        except _REFUSALS as error:
+            raise UsageError(f"loss: {name} does not accept these arguments ({_reason(error)}).") from error
         self.miner = miner
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Mine, then the loss of (B, D) embeddings with labels (B,); 0, with a gradient of 0, when nothing was mined."""
-        return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))
+        try:
+            return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))
+        except _REFUSALS as error:
+            name = type(self.loss).__name__ + ("" if self.miner is None else f" with {type(self.miner).__name__}")
+            raise UsageError(f"loss: {name} does not take these embeddings with labels ({_reason(error)}).") from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _parameters(made: type) -> set[str]:
