@@ -97,3 +97,23 @@ def test_memory_without_torchs_own_count(complexity):
     assert complexity.peak_memory(backward, device) == pytest.approx(
         2_000_000, abs=100
     )  # what exp keeps, and one gradient
+
+
+def test_the_table_of_the_documents_is_what_the_record_holds(complexity):
+    record = REPOSITORY / "benchmarks" / "results" / "complexity.jsonl"
+    points = [json.loads(line) for line in record.read_text().splitlines()]
+    found = {
+        (row["loss"], axis): row
+        for axis in complexity.SIZES
+        for row in complexity.summarise(axis, [each for each in points if each["axis"] == axis])
+    }
+    document = (REPOSITORY / "docs" / "losses.md").read_text()
+    columns = [("images", "time"), ("batch", "time"), ("batch", "memory"), ("classes", "time"), ("classes", "memory")]
+    for loss in complexity.LOSSES:
+        [line] = [
+            each
+            for each in document.splitlines()
+            if each.startswith(f"| `{loss}` | {complexity.PAPER.get(loss, '-')} |")
+        ]
+        cells = [cell.split("(")[0].strip() for cell in line.strip("|").split("|")][2:]
+        assert [float(cell) for cell in cells] == [float(found[loss, axis][what]) for axis, what in columns]
