@@ -62,7 +62,8 @@ def _distribution(given: Any) -> BaseDistribution:
 
 def first_values(space: Space) -> dict[str, Any]:
     """One point of the space, to try what holds for all."""
-    return {key: each.choices[0] if hasattr(each, "choices") else each.low for key, each in space.items()}  # type: ignore[attr-defined]
+    distributions: dict[str, Any] = dict(space)  # Any: the types are the same where Optuna is not installed
+    return {key: each.choices[0] if hasattr(each, "choices") else each.low for key, each in distributions.items()}
 
 
 class Tuning:
