@@ -10,7 +10,7 @@ import pytest
 from proxy_anchor.allocator import keep_freed_memory
 
 _FAULTS = """
-import resource, sys, torch
+import resource, statistics, sys, torch
 from proxy_anchor.allocator import keep_freed_memory
 if sys.argv[1] == "kept" and not keep_freed_memory():
     print(-1)
@@ -20,25 +20,28 @@ def use():
     torch.ones(16 * 2**20).sum()
 for _ in range(5):
     use()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+counts = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
+for _ in range(11):
     use()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+# The median: the system may take pages away from any process now and then.
+print(statistics.median(after - before for before, after in zip(counts, counts[1:])))
 """
 
 
-def faults(mode: str) -> int:
+def faults(mode: str) -> float:
+    """Pages that the system had to find for one use of a large tensor."""
     command = [sys.executable, "-c", _FAULTS, mode]
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
 def test_pages_are_not_asked_for_again() -> None:
     if not keep_freed_memory():
         pytest.skip("not glibc")
     plain, kept = faults("plain"), faults("kept")
-    assert kept < 200
-    assert plain > 10 * kept or plain < 200  # a system with huge pages, or one that is told so, has no faults to save
+    assert kept < 20
+    assert plain > 10 * kept or plain < 20  # a system with huge pages, or one that is told so, has no faults to save
 
 
 def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
