@@ -30,5 +30,6 @@ class LossBar(TQDMProgressBar):
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         """What stands beside the bar; asked for when it is drawn."""
-        loss = {} if self._loss is None else {"loss": f"{float(self._loss):.3f}"}
-        return {**super().get_metrics(trainer, pl_module), **loss}
+        shown = super().get_metrics(trainer, pl_module)
+        shown.pop("v_num", None)  # the last letters of a logger's folder
+        return shown if self._loss is None else {**shown, "loss": f"{float(self._loss):.3f}"}
