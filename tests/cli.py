@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,14 @@ def run_ok(script: str, *arguments: str, cwd: Path) -> str:
     done = run_entry(script, *arguments, cwd=cwd)
     assert done.returncode == 0, f"{script} {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def trained_beside_pictures(folder: Path, run: str) -> Path:
+    """Make `folder` a user's: a run of this name, and my_pictures, 8 classes that it searched. Returns the data set's folder."""
+    run_ok("train.py", f"run={run}", *TINY_GLYPHS, cwd=folder)
+    [glyphs] = (folder / "data" / "glyphs").glob("glyphs-*")
+    shutil.copytree(glyphs / "test", folder / "my_pictures")
+    return glyphs
 
 
 def compose_train(*overrides: str, with_hydra: bool = False) -> DictConfig:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cli import REPOSITORY, TINY_GLYPHS, run_ok
+from cli import REPOSITORY, TINY_GLYPHS, trained_beside_pictures
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
@@ -193,9 +193,7 @@ SMALL = {
 def user(tmp_path_factory) -> Path:
     """A user's folder: the run that the README names, pictures of 8 classes, the same as a list, and a query."""
     folder = tmp_path_factory.mktemp("user")
-    run_ok("train.py", "run=NAME", *TINY_GLYPHS, cwd=folder)
-    [glyphs] = (folder / "data" / "glyphs").glob("glyphs-*")
-    shutil.copytree(glyphs / "test", folder / "my_pictures")
+    trained_beside_pictures(folder, "NAME")
     pictures = sorted((folder / "my_pictures").rglob("*.png"))
     shutil.copy(pictures[0], folder / "query.jpg")
     rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in pictures]

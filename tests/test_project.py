@@ -153,3 +153,14 @@ def test_table_of_reranking_is_what_the_runs_wrote(rerank):
     ]
     cells = [cell.strip(" *") for cell in line.strip("|").split("|")][1:]
     assert cells == [f"{100 * numbers[prefix + key]:.1f}" for key in keys]
+
+
+def test_rates_of_the_documents_are_those_of_the_records():
+    records = REPOSITORY / "benchmarks" / "results"
+    text = (REPOSITORY / "docs" / "speed.md").read_text()
+    for row in map(json.loads, (records / "throughput.jsonl").read_text().splitlines()):
+        train, evaluation = (f"{row[f'{name}_per_s']:,.0f} | {row[f'{name}_share']:.2f}" for name in ("train", "eval"))
+        assert f"| {train} | {evaluation} | {row['s_per_epoch']:.2f} |" in text
+    text = (REPOSITORY / "docs" / "search.md").read_text()
+    for row in json.loads((records / "retrieval_h200.json").read_text())["embedding"]:
+        assert all(f"{row[key]:,.0f}" in text for key in ("folder images/s", "ceiling images/s"))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+from cli import REPOSITORY, run_entry, trained_beside_pictures
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
@@ -35,9 +35,7 @@ COMMANDS = [
 def here(tmp_path_factory) -> Path:
     """A user's folder: a run named first, 8 classes of pictures, and new ones."""
     folder = tmp_path_factory.mktemp("user")
-    run_ok("train.py", "run=first", *TINY_GLYPHS, cwd=folder)
-    [glyphs] = (folder / "data" / "glyphs").glob("glyphs-*")
-    shutil.copytree(glyphs / "test", folder / "my_pictures")
+    glyphs = trained_beside_pictures(folder, "first")
     shutil.copytree(sorted((glyphs / "train").iterdir())[0], folder / "new_pictures")
     shutil.copyfile(next((folder / "new_pictures").iterdir()), folder / "query.jpg")
     return folder

@@ -39,8 +39,8 @@ def test_two_processes_give_the_numbers_of_one(weights: str, tmp_path: Path) -> 
     folders = [folder for folder in (tmp_path / "runs").iterdir() if folder.name != "one"]
     assert len(folders) == 1
     # Whether a version before the last was written depends on how long the two epochs took.
-    one, two = ({each.name for each in place.iterdir()} for place in (tmp_path / "runs/one", folders[0]))
-    assert one - {"last.ckpt.previous"} == two - {"last.ckpt.previous"}
+    alone, together = ({each.name for each in place.iterdir()} for place in (tmp_path / "runs/one", folders[0]))
+    assert alone - {"last.ckpt.previous"} == together - {"last.ckpt.previous"}
     assert yaml.safe_load((folders[0] / "config.yaml").read_text())["run"] == folders[0].name
     assert printed.count("epoch 2/2:") == printed.count("summary") == printed.count("before training") == 1
 
@@ -60,47 +60,41 @@ def test_a_sweep_runs_its_jobs_one_after_another_and_outlives_a_failed_one(tmp_p
     assert "gradient is not finite" in done.stdout.splitlines()[-2]  # in the table, above the job that went well
 
 
-def test_two_launchers_are_two_nodes(tmp_path: Path) -> None:
-    options = [*TINY_GLYPHS, *TWO, "trainer.devices=1", "trainer.num_nodes=2"]
-    place = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *place]
-    nodes = [
+def assert_one_run(commands: list[list[str]], variables: list[dict[str, str]], epoch: str, folder: Path) -> None:
+    """Two commands, started from outside, train together in runs/x: the first prints, the second is silent."""
+    processes = [
         subprocess.Popen(
-            [*torchrun, f"--node-rank={node}", TRAIN, *options, "run=x"],
-            cwd=tmp_path,
+            command,
+            cwd=folder,
+            env={**os.environ, **own},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for node in (0, 1)
+        for command, own in zip(commands, variables, strict=True)
     ]
-    output, silent = (node.communicate(timeout=120)[0] for node in nodes)
-    assert [node.returncode for node in nodes] == [0, 0], output + silent
-    assert "epoch 1/1:" in output
-    assert "epoch 1/1:" not in silent
-    assert json.loads((tmp_path / "runs" / "x" / "result.json").read_text())["num_devices"] == 2
+    output, silent = (process.communicate(timeout=120)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0], output + silent
+    assert f"epoch {epoch}:" in output
+    assert f"epoch {epoch}:" not in silent
+    assert json.loads((folder / "runs" / "x" / "result.json").read_text())["num_devices"] == 2
+
+
+def test_two_launchers_are_two_nodes(tmp_path: Path) -> None:
+    place = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *place]
+    options = [TRAIN, *TINY_GLYPHS, *TWO, "trainer.devices=1", "trainer.num_nodes=2", "run=x"]
+    nodes = [[*torchrun, f"--node-rank={node}", *options] for node in (0, 1)]
+    assert_one_run(nodes, [{}, {}], "1/1", tmp_path)
 
 
 def test_two_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
     step = {"JOB_ID": "7", "JOB_NAME": "x", "NODELIST": "127.0.0.1", "NODEID": "0"}
     step |= dict.fromkeys(("NTASKS", "NTASKS_PER_NODE", "STEP_NUM_TASKS"), "2")
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, TRAIN, *TINY_GLYPHS, *TWO, "run=x", "trainer.max_epochs=2", "optimizer.ema_decay=0.5"],
-            cwd=tmp_path,
-            env={**os.environ, **{f"SLURM_{key}": value for key, value in {**step, **own}.items()}},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for own in ({"PROCID": "0", "LOCALID": "0"}, {"PROCID": "1", "LOCALID": "1"})
-    ]
-    output, silent = (task.communicate(timeout=120)[0] for task in tasks)
-    assert [task.returncode for task in tasks] == [0, 0], output + silent
-    assert "epoch 2/2:" in output
-    assert "epoch 2/2:" not in silent
-    assert json.loads((tmp_path / "runs" / "x" / "result.json").read_text())["num_devices"] == 2
+    tasks = [{**step, "PROCID": task, "LOCALID": task} for task in ("0", "1")]
+    command = [sys.executable, TRAIN, *TINY_GLYPHS, *TWO, "run=x", "trainer.max_epochs=2", "optimizer.ema_decay=0.5"]
+    variables = [{f"SLURM_{key}": value for key, value in task.items()} for task in tasks]
+    assert_one_run([command, command], variables, "2/2", tmp_path)
 
 
 def test_what_cannot_be_divided_or_found_is_refused_once_and_leaves_nothing(tmp_path: Path) -> None:
