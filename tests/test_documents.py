@@ -210,6 +210,9 @@ def run(user: Path, monkeypatch, capsys) -> Iterator[Callable[[str], str]]:
         name = script.rsplit("/", 1)[1]
         if arguments != ["--help"]:
             arguments += SMALL.get(f"{name} folder" if "dataset=folder" in arguments else name, [])
+        if name == "train.py" and not any(each.startswith("run=") or each == "--help" for each in arguments):
+            # By default a run is named by the second, and here several begin within one, which is refused.
+            arguments.append(f"run=line{HERE.index(line)}")
         monkeypatch.chdir(user)
         monkeypatch.setattr(sys, "argv", [str(REPOSITORY / script), *arguments])
         try:
