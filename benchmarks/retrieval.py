@@ -8,6 +8,7 @@ and approximate, on made-up clustered vectors, with the approximate search's rec
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import tempfile
@@ -60,6 +61,7 @@ def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float
 
 
 def measure_embedding(embedder: Embedder, paths: list[Path]) -> dict[str, Any]:
+    """One row: the folder's rate, the network's alone, and reading's alone by the CPU."""
     prepare, batch_size = embedder.trained.prepare, embedder.batch_size
     pixels = torch.randint(0, 256, (batch_size, 3, prepare.crop, prepare.crop), dtype=torch.uint8).to(embedder.device)
     steps = 20 if embedder.device.type == "cuda" else 2
@@ -74,6 +76,7 @@ def measure_embedding(embedder: Embedder, paths: list[Path]) -> dict[str, Any]:
     return {
         "network": embedder.net.config["backbone"],
         "precision": embedder.precision,
+        "decode": embedder.decode,
         "batch": batch_size,
         "workers": workers,
         "images": len(paths),
@@ -126,6 +129,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=8000, help="made-up photographs; 0 leaves embedding out")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--precision", nargs="*", default=["32"], choices=["32", "bf16"])
+    parser.add_argument("--decode", nargs="*", default=["cpu"], choices=["cpu", "gpu"], help="what reads JPEG files")
     parser.add_argument("--num-workers", type=int)
     parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--kinds", nargs="*", default=["exact", "hnsw", "ivf_pq"], choices=["exact", "hnsw", "ivf_pq"])
@@ -149,14 +153,14 @@ def main() -> None:
         for name in (
             ([given.checkpoint] if given.checkpoint else given.backbone) if given.folder or given.images else []
         ):
-            for precision in given.precision:
+            for precision, decode in itertools.product(given.precision, given.decode):
                 if given.checkpoint:
                     trained = load_trained(name)
                 else:
                     net = EmbeddingNet(name, given.dim, pretrained=False, batch_norm="train").eval()
                     trained = TrainedNet(net, CentralCrop(224, 256), folder)
                 options = {"device": given.device, "batch_size": given.batch_size, "num_workers": given.num_workers}
-                embedder = Embedder(trained, precision=precision, **options)
+                embedder = Embedder(trained, precision=precision, decode=decode, **options)
                 report["device"] = device_name(embedder.device)
                 rows.append(measure_embedding(embedder, find_images(folder)))
                 print(json.dumps(rows[-1]), flush=True)

@@ -71,6 +71,50 @@ def test_batches_and_workers_change_nothing(make_checkpoint: Callable, gallery: 
     assert torch.allclose(whole.embeddings, parts.embeddings, atol=1e-6)
 
 
+def test_files_decoded_by_the_cards_decoder_give_the_same_embeddings(
+    make_checkpoint: Callable, gallery: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """On a CPU, with the same decoder's CPU half: threads, order, resuming and unreadable files."""
+    monkeypatch.setattr(embedder_module, "_FEW_IMAGES", 1)
+    paths = []
+    for number, path in enumerate(sorted(gallery.rglob("*.png"))):
+        paths.append(tmp_path / f"{number}.{'png' if number % 5 == 0 else 'jpg'}")
+        read_rgb(path).save(paths[-1], quality=95)
+    paths.insert(3, tmp_path / "broken.jpg")
+    paths[3].write_bytes(paths[2].read_bytes()[:300])
+    trained = load_trained(make_checkpoint())
+    slow = Embedder(trained, num_workers=0).embed(paths, progress=False)
+    fast = Embedder(trained, num_workers=2, batch_size=4)
+    fast.decode = "gpu"
+    found = fast.embed(paths, progress=False, shards=tmp_path / "parts", thumbnail_side=16)
+    assert (found.rows, found.skipped) == (slow.rows, slow.skipped)
+    assert (found.embeddings * slow.embeddings).sum(1).min() > 0.999
+    again = fast.embed(paths, progress=False, shards=tmp_path / "parts", thumbnail_side=16)
+    assert again.reused == len(found.rows)
+    assert torch.equal(again.embeddings, found.embeddings)
+    assert again.thumbnails == found.thumbnails
+
+
+def test_decoding_on_a_card_needs_one(make_checkpoint: Callable) -> None:
+    with pytest.raises(UsageError, match=r"embed\.decode=gpu decodes on a graphics card"):
+        Embedder(load_trained(make_checkpoint()), device="cpu", decode="gpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
+def test_the_cards_decoder_agrees_with_pillow_up_to_its_rounding(
+    make_checkpoint: Callable, gallery: Path, tmp_path: Path
+) -> None:
+    paths = [tmp_path / f"{number}.jpg" for number in range(len(list(gallery.rglob("*.png"))))]
+    for path, source in zip(paths, sorted(gallery.rglob("*.png")), strict=True):
+        read_rgb(source).resize((200, 150)).save(path, quality=95)
+    trained = load_trained(make_checkpoint())
+    slow = Embedder(trained, num_workers=0).embed(paths, progress=False)
+    fast = Embedder(trained, num_workers=2, decode="gpu").embed(paths, progress=False, thumbnail_side=16)
+    assert fast.rows == slow.rows
+    assert (fast.embeddings * slow.embeddings).sum(1).min() > 0.98
+    assert all(fast.thumbnails)
+
+
 def test_many_queries_at_once_are_the_same_as_one_by_one(retriever: Retriever, gallery: Path) -> None:
     paths = sorted(gallery.rglob("*.png"))[::4]
     together = retriever.search(paths, k=3)

@@ -22,7 +22,7 @@ from proxy_anchor.errors import UsageError
 ImageInput = str | Path | bytes | np.ndarray | Image.Image
 Prepared = tuple[int, Tensor | None, bytes, str]  # row, pixels or None, thumbnail or b"", why it cannot be read or ""
 
-_THUMBNAIL_QUALITY = 80
+THUMBNAIL_QUALITY = 80
 
 
 def find_images(folder: Path | str) -> list[Path]:
@@ -137,7 +137,7 @@ def make_thumbnail(image: Image.Image, side: int) -> bytes:
     small = image.copy()
     small.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
     stream = io.BytesIO()
-    small.save(stream, "JPEG", quality=_THUMBNAIL_QUALITY)
+    small.save(stream, "JPEG", quality=THUMBNAIL_QUALITY)
     return stream.getvalue()
 
 

@@ -14,25 +14,30 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 
-def resample(values: Tensor, windows: Tensor, side: int) -> Tensor:
+def resample(values: Tensor, windows: Tensor, side: int, targets: Tensor | None = None) -> Tensor:
     """Windows of images to uint8 (B, 3, side, side) in channels-last order, on the device of `values`.
 
     values: flat uint8, images as rows of (width, 3). windows: (B, 5) int64 on the same device: where the window starts in
     `values`, the width of the image that it lies in, the window's height and width, and whether it is mirrored.
+    targets: (B, 4) int64: height and width to which a window is resized, and top and left of the square that is taken of
+    it; None: the square is the whole.
     """
     if values.is_cuda and (kernel := _kernel()) is not None:
         out = torch.empty(len(windows), side, side, 3, dtype=torch.uint8, device=values.device)
-        block = 512
-        kernel[(len(windows), -(-side * side // block))](values, windows, out, side, block)
+        block, placed = 512, targets is not None
+        blocks = -(-side * side // block)
+        kernel[(len(windows), blocks)](values, windows, targets if placed else windows, out, side, placed, block)
         return out.permute(0, 3, 1, 2)
-    return _resample_one_by_one(values, windows, side)
+    return _resample_one_by_one(values, windows, side, targets)
 
 
-def _resample_one_by_one(values: Tensor, windows: Tensor, side: int) -> Tensor:
+def _resample_one_by_one(values: Tensor, windows: Tensor, side: int, targets: Tensor | None) -> Tensor:
     out = torch.empty(len(windows), side, side, 3, dtype=torch.uint8, device=values.device).permute(0, 3, 1, 2)
-    for image, (start, stride, height, width, mirror) in zip(out, windows.tolist(), strict=True):
+    places = [(side, side, 0, 0)] * len(windows) if targets is None else targets.tolist()
+    for image, (start, stride, height, width, mirror), place in zip(out, windows.tolist(), places, strict=True):
+        full_h, full_w, top, left = place
         window = values.as_strided((3, height, width), (1, 3 * stride, 3), start)
-        resized = F.resize(window, [side, side], antialias=True)
+        resized = F.resize(window, [full_h, full_w], antialias=True)[:, top : top + side, left : left + side]
         image.copy_(resized.flip(-1) if mirror else resized)
     return out
 

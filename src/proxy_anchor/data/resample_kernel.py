@@ -7,8 +7,12 @@ import triton.language as tl
 
 
 @triton.jit
-def resample_kernel(values, windows, out, side: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def resample_kernel(  # type: ignore[no-untyped-def]
+    values, windows, targets, out, side: tl.constexpr, placed: tl.constexpr, block: tl.constexpr
+):
     """Program (b, i): pixels i * block ... of image b. See `resample` for the arguments; out: (B, side, side, 3).
+
+    placed: whether there are targets.
 
     The weights are Pillow's: a triangle of half-width max(1, scale) around the pixel's centre, cut at the window's edges
     and normalised.
@@ -21,7 +25,14 @@ def resample_kernel(values, windows, out, side: tl.constexpr, block: tl.constexp
     y, x_out = place // side, place % side
     x = tl.where(mirror != 0, side - 1 - x_out, x_out)
 
-    scale_y, scale_x = height.to(tl.float32) / side, width.to(tl.float32) / side
+    if placed:
+        target = targets + 4 * tl.program_id(0).to(tl.int64)
+        scale_y = height.to(tl.float32) / tl.load(target).to(tl.float32)
+        scale_x = width.to(tl.float32) / tl.load(target + 1).to(tl.float32)
+        y += tl.load(target + 2).to(tl.int32)
+        x += tl.load(target + 3).to(tl.int32)
+    else:
+        scale_y, scale_x = height.to(tl.float32) / side, width.to(tl.float32) / side
     reach_y, reach_x = tl.maximum(scale_y, 1.0), tl.maximum(scale_x, 1.0)
     centre_y, centre_x = (y.to(tl.float32) + 0.5) * scale_y, (x.to(tl.float32) + 0.5) * scale_x
     first_y = tl.maximum(centre_y - reach_y + 0.5, 0.0).to(tl.int32)
@@ -46,7 +57,7 @@ def resample_kernel(values, windows, out, side: tl.constexpr, block: tl.constexp
             blue += weight * tl.load(pixel + 2, mask=seen, other=0).to(tl.float32)
             total += weight
 
-    target = out + 3 * (tl.program_id(0).to(tl.int64) * side * side + place)
-    tl.store(target, (red / total + 0.5).to(tl.uint8), mask=inside)
-    tl.store(target + 1, (green / total + 0.5).to(tl.uint8), mask=inside)
-    tl.store(target + 2, (blue / total + 0.5).to(tl.uint8), mask=inside)
+    pixels = out + 3 * (tl.program_id(0).to(tl.int64) * side * side + place)
+    tl.store(pixels, (red / total + 0.5).to(tl.uint8), mask=inside)
+    tl.store(pixels + 1, (green / total + 0.5).to(tl.uint8), mask=inside)
+    tl.store(pixels + 2, (blue / total + 0.5).to(tl.uint8), mask=inside)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +18,17 @@ from tqdm import tqdm
 
 from proxy_anchor.data.images import default_num_workers
 from proxy_anchor.data.inputs import ImageInput, InputImages, collate_readable, input_key
+from proxy_anchor.data.jpeg import CardDecoder, EncodedImages
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.training.trained import TrainedNet
 
 SHARD_IMAGES = 4096  # embedded between two files of a resumable run
 _FEW_IMAGES = 64  # below this, starting worker processes takes longer than decoding
+_BATCHES_AHEAD = 2  # decoded on the card before the network takes them
+
+_Batch = tuple[
+    list[int], Tensor, list[bytes], list[tuple[int, str]]
+]  # places, pixels or embeddings, thumbnails, skipped
 
 
 def choose_device(name: str | torch.device | None = None) -> torch.device:
@@ -59,6 +67,8 @@ class Embedder:
         trained: network and preprocessing. device: None takes the GPU if there is one. batch_size: images per step.
         num_workers: decoding processes; None takes the cores of this process, at most 16.
         precision: "32", or "bf16" for the backbone under autocast (similarities move by about 0.01).
+        decode: "cpu" reads images as training's evaluation does; "gpu" decodes JPEG files on the card, whose decoder rounds
+            otherwise (see docs/search.md), and everything else as before.
 
     Raises UsageError for a value out of range.
     """
@@ -71,14 +81,20 @@ class Embedder:
         batch_size: int = 64,
         num_workers: int | None = None,
         precision: str = "32",
+        decode: str = "cpu",
     ) -> None:
         check_int("batch_size", batch_size, 1)
         if num_workers is not None:
             check_int("num_workers", num_workers, 0)
         check_choice("precision", precision, ["32", "bf16"])
+        check_choice("decode", decode, ["cpu", "gpu"])
         self.trained = trained
         self.device = choose_device(device)
-        self.batch_size, self.num_workers, self.precision = batch_size, num_workers, precision
+        if decode == "gpu" and self.device.type != "cuda":
+            raise UsageError(
+                f"embed.decode=gpu decodes on a graphics card, and the network runs on {self.device}: use cpu."
+            )
+        self.batch_size, self.num_workers, self.precision, self.decode = batch_size, num_workers, precision, decode
         # Convolutions over channels-last images are faster on both kinds of processor.
         self.net = trained.net.to(self.device).to(memory_format=torch.channels_last).eval()
 
@@ -140,31 +156,42 @@ class Embedder:
         self, images: Sequence[ImageInput], todo: Sequence[int], thumbnail_side: int
     ) -> Iterable[tuple[list[int], np.ndarray, list[bytes], list[tuple[int, str]]]]:
         dataset = InputImages([images[row] for row in todo], self.trained.prepare, thumbnail_side=thumbnail_side)
-        workers = default_num_workers() if self.num_workers is None else self.num_workers
-        loader = DataLoader(
-            dataset,
-            batch_size=self.batch_size,
-            num_workers=0 if len(todo) <= _FEW_IMAGES else workers,
-            collate_fn=collate_readable,
-            pin_memory=self.device.type == "cuda",
-        )
         # One batch behind: the GPU works on the next batch while this one's embeddings are fetched.
-        waiting: tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]] | None = None
-        for places, pixels, thumbnails, skipped in loader:
-            current = (
-                places,
-                self.forward(pixels) if places else torch.empty(0, self.embedding_dim),
-                thumbnails,
-                skipped,
-            )
+        waiting: _Batch | None = None
+        for places, pixels, thumbnails, skipped in self._pixels(dataset):
+            found = self.forward(pixels) if places else torch.empty(0, self.embedding_dim)
             if waiting is not None:
                 yield self._finish(waiting, todo)
-            waiting = current
+            waiting = (places, found, thumbnails, skipped)
         if waiting is not None:
             yield self._finish(waiting, todo)
 
+    def _pixels(self, dataset: InputImages) -> Iterator[_Batch]:
+        on_card = self.decode == "gpu"
+        workers = default_num_workers() if self.num_workers is None else self.num_workers
+        loader = DataLoader(
+            EncodedImages(dataset) if on_card else dataset,
+            batch_size=self.batch_size,
+            num_workers=0 if len(dataset) <= _FEW_IMAGES else workers,
+            collate_fn=EncodedImages.collate if on_card else collate_readable,
+            pin_memory=self.device.type == "cuda" and not on_card,
+        )
+        if not on_card:
+            yield from loader
+            return
+        decoder = CardDecoder(dataset, self.trained.prepare, self.device)
+        # The card's decoder is an engine beside the one that runs the network: a thread keeps it busy.
+        with ThreadPoolExecutor(1) as thread:
+            decoding: deque[Future] = deque()
+            for batch in loader:
+                decoding.append(thread.submit(decoder, batch))
+                if len(decoding) > _BATCHES_AHEAD:
+                    yield _taken(decoding.popleft())
+            while decoding:
+                yield _taken(decoding.popleft())
+
     def _finish(
-        self, batch: tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]], todo: Sequence[int]
+        self, batch: _Batch, todo: Sequence[int]
     ) -> tuple[list[int], np.ndarray, list[bytes], list[tuple[int, str]]]:
         places, embeddings, thumbnails, skipped = batch
         table = embeddings.cpu().numpy()
@@ -176,7 +203,13 @@ class Embedder:
         return [todo[each] for each in places], table, thumbnails, [(todo[each], reason) for each, reason in skipped]
 
     def _variant(self, thumbnail_side: int) -> str:
-        return f"{self.trained.fingerprint}-{self.precision}-{thumbnail_side}"
+        decoder = "-card" if self.decode == "gpu" else ""
+        return f"{self.trained.fingerprint}-{self.precision}-{thumbnail_side}{decoder}"
+
+
+def _taken(decoded: Future) -> _Batch:
+    rows, take, thumbnails, skipped = decoded.result()
+    return rows, take(), thumbnails, skipped
 
 
 class _Shards:

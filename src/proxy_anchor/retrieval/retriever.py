@@ -62,7 +62,8 @@ class Retriever:
             print(hit.similarity, hit.label, hit.name)
 
     Args:
-        trained: network and preprocessing, see `load_trained`. device, batch_size, num_workers, precision: see `Embedder`.
+        trained: network and preprocessing, see `load_trained`. device, batch_size, num_workers, precision, decode: see
+            `Embedder`.
         kind: "auto" (exact up to a million images, see `VectorIndex`), "exact", "hnsw" or "ivf_pq".
         engine: of exact search, see `resolve_engine`. thumbnail_side: longest side of the small pictures that are kept
             with the index, in pixels; 0 keeps none.
@@ -80,13 +81,14 @@ class Retriever:
         batch_size: int = 64,
         num_workers: int | None = None,
         precision: str = "32",
+        decode: str = "cpu",
         kind: str = "auto",
         engine: str = "auto",
         thumbnail_side: int = 96,
     ) -> None:
         check_int("thumbnail_side", thumbnail_side, 0)
         self.embedder = Embedder(
-            trained, device=device, batch_size=batch_size, num_workers=num_workers, precision=precision
+            trained, device=device, batch_size=batch_size, num_workers=num_workers, precision=precision, decode=decode
         )
         self.kind, self.engine, self.thumbnail_side = kind, engine, thumbnail_side
         self._clear()
