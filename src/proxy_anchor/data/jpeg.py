@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -65,8 +66,7 @@ class EncodedBatch:
 
     def each_file(self) -> list[Tensor]:
         """The files' bytes, one tensor each."""
-        starts = [0, *self.ends[:-1]]
-        return [self.files[start:end] for start, end in zip(starts, self.ends, strict=True)]
+        return [self.files[start:end] for start, end in pairwise([0, *self.ends])]
 
 
 class EncodedImages(Dataset):
