@@ -9,6 +9,9 @@ proxy loss on cosine similarities goes below if written plainly. Each line is me
 
     ms                median over rounds, per forward and backward
     time_ratio        median over rounds of time / time of the bare product in that round
+    graph_ms, graph_ratio  the same for the work recorded as a CUDA graph and replayed: what the card needs when it does not wait
+                      for Python, as in a training step whose network keeps it busy; GPU only, and only what never waits
+                      for the card
     memory_mib        peak beyond embeddings, proxies, labels and the given gradient, the two results included; GPU only
     memory_ratio      of that peak, to the bare product's
     error_ppm         largest difference of loss and gradients from the formula in float64, in millionths of the largest
@@ -24,7 +27,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import interleaved_seconds, make_parser, median_ratio, peak_bytes, report, where_it_ran
+from common import graphed, interleaved_seconds, make_parser, median_ratio, peak_bytes, report, where_it_ran
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,6 +41,7 @@ except ImportError:
 
 ALPHA, DELTA = 32.0, 0.1
 BARE = "bare product"
+NEVER_WAITS = ("ours", "formula, autograd")  # the released form looks for non-zeros, the library for unique labels
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # embeddings (B, D), proxies (C, D), labels (B,)
 
 
@@ -118,6 +122,10 @@ def measure(classes: int, batch: int, dim: int, device: torch.device, repeats: i
     functions: dict[str, Callable[[], object]] = {BARE: bare, **{name: step(loss) for name, loss in losses.items()}}
     peaks = {name: peak_bytes(function, device) for name, function in functions.items()}
     seconds = interleaved_seconds(functions, device, repeats=repeats)
+    replayed: dict[str, list[float]] = {}
+    if device.type == "cuda":
+        graphs = {name: graphed(functions[name], device) for name in (BARE, *NEVER_WAITS)}
+        replayed = interleaved_seconds(graphs, device, repeats=repeats)
 
     rows = []
     for name in functions:
@@ -130,6 +138,8 @@ def measure(classes: int, batch: int, dim: int, device: torch.device, repeats: i
                 "loss": name,
                 "ms": round(1000 * median(seconds[name]), 3),
                 "time_ratio": round(median_ratio(seconds[name], seconds[BARE]), 3),
+                "graph_ms": round(1000 * median(replayed[name]), 3) if name in replayed else None,
+                "graph_ratio": round(median_ratio(replayed[name], replayed[BARE]), 3) if name in replayed else None,
                 "memory_mib": None if peak is None else round(peak / 2**20, 1),
                 "memory_ratio": None if peak is None or bare_peak is None else round(peak / bare_peak, 3),
                 "error_ppm": round(1e6 * errors[name], 3) if name in errors else None,

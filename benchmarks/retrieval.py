@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from common import make_photographs
 from torch.nn import functional as F
 
 from proxy_anchor.data.crops import CentralCrop
@@ -34,18 +34,6 @@ from proxy_anchor.retrieval.embedder import Embedder
 from proxy_anchor.retrieval.index import VectorIndex
 from proxy_anchor.retrieval.search import resolve_engine
 from proxy_anchor.training.trained import TrainedNet, load_trained
-
-
-def make_photographs(folder: Path, number: int) -> None:
-    """JPEG files of 500 x 375 pixels, with the amount of detail that makes them about 60 kB each."""
-    rng = np.random.default_rng(0)
-    coarse = np.asarray(Image.effect_noise((1000, 750), 90).resize((1400, 1100), Image.Resampling.BICUBIC))
-    for index in range(number):
-        top, left = rng.integers(0, 1100 - 375), rng.integers(0, 1400 - 500)
-        window = coarse[top : top + 375, left : left + 500, None].astype(np.float32)
-        Image.fromarray((window * rng.uniform(0.4, 1, 3)).astype(np.uint8)).save(
-            folder / f"{index:06d}.jpg", quality=88
-        )
 
 
 def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float:
