@@ -550,6 +550,7 @@ def check_config(cfg: DictConfig) -> None:
     """
     from hydra.utils import instantiate
 
+    from proxy_anchor.data.colors import COLOR_KEYS, RandomColors
     from proxy_anchor.data.crops import CentralCrop, RandomCrops
     from proxy_anchor.data.datamodule import check_decoding
     from proxy_anchor.data.unusable import ON_BAD_IMAGE
@@ -601,6 +602,7 @@ def check_config(cfg: DictConfig) -> None:
         )
     images = cfg.dataset.images
     RandomCrops(images.crop, images.scale, images.flip)
+    RandomColors(**{key: images[key] for key in COLOR_KEYS if key in images})
     CentralCrop(images.crop, images.resize)
     check_choice("batch_norm", cfg.batch_norm, ["frozen_statistics", "frozen", "train"])
     if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
