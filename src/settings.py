@@ -77,14 +77,20 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
 
 def describe_training(cfg: DictConfig) -> str:
     """One line: the network and what its recipe resolved to."""
+    from proxy_anchor.data.colors import described_colors
+
     schedule = f"{cfg.optimizer.schedule} schedule"
     if cfg.optimizer.schedule == "step":
         schedule = f"rates x {cfg.optimizer.lr_gamma:g} every {cfg.optimizer.lr_step_epochs} epochs"
     if cfg.optimizer.ema_decay is not None:
         schedule += f", running mean of the weights (decay {cfg.optimizer.ema_decay:g})"
+    colors = described_colors(cfg.dataset.images)
+    added = f"; colours {colors}" if colors else ""
+    if cfg.backbone.drop_path:
+        added += f"; drop path {cfg.backbone.drop_path:g}"
     return (
         f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of batches of "
-        f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {schedule}; batch norm {cfg.batch_norm}"
+        f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {schedule}; batch norm {cfg.batch_norm}{added}"
     )
 
 
@@ -554,6 +560,7 @@ def check_config(cfg: DictConfig) -> None:
     from proxy_anchor.data.crops import CentralCrop, RandomCrops
     from proxy_anchor.data.datamodule import check_decoding
     from proxy_anchor.data.unusable import ON_BAD_IMAGE
+    from proxy_anchor.models.embedding_net import check_drop_path
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
@@ -604,6 +611,7 @@ def check_config(cfg: DictConfig) -> None:
     RandomCrops(images.crop, images.scale, images.flip)
     RandomColors(**{key: images[key] for key in COLOR_KEYS if key in images})
     CentralCrop(images.crop, images.resize)
+    check_drop_path(cfg.backbone.drop_path)
     check_choice("batch_norm", cfg.batch_norm, ["frozen_statistics", "frozen", "train"])
     if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
         raise UsageError(
