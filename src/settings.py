@@ -21,6 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
+from proxy_anchor.reports.runs import BEFORE
 from proxy_anchor.training.processes import rank
 
 if TYPE_CHECKING:
@@ -418,12 +419,22 @@ def require_same(cfg: DictConfig, folder: Path) -> None:
         raise UsageError(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
     made: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
-    different = [key for key in _differences(made, wanted) if key not in _UNIMPORTANT]
+    differences = [key for key in _differences(made, wanted) if key not in _UNIMPORTANT]
+    # A run that is older than a setting goes on with what that was before.
+    before = {key for key, value in BEFORE.items() if OmegaConf.select(cfg, key) == value and _at(made, key) is None}
+    different = [key for key in differences if key not in before]
     if different:
         raise UsageError(
             f"{folder} holds a run with other settings ({', '.join(sorted(different))}): choose another run=NAME, or remove "
             "that folder."
         )
+
+
+def _at(config: Any, key: str) -> Any:
+    """The value at a dotted key of a plain dictionary; None where there is none."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config
 
 
 def _differences(one: Any, other: Any, place: str = "") -> list[str]:
