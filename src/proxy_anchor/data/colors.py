@@ -102,7 +102,7 @@ def recolor(images: Tensor, maps: Tensor) -> Tensor:
     red, green, blue = images.unbind(1)
     for channel in range(3):
         first, second, third = (values[:, 3 * channel + i] for i in range(3))
-        # uint8 times float32 is float32: at most three planes of one channel are in memory beside the images.
+        # uint8 times float32 is float32: at most two planes of one channel are in memory beside the images.
         mixed = (red * first).add_(green * second).add_(blue * third).add_(values[:, 9 + channel])
         out[:, channel] = mixed.clamp_(0, 255).round_()
     return out
