@@ -39,6 +39,7 @@ def ceiling(cfg: DictConfig, num_classes: int, device: torch.device) -> dict[str
         image_size=cfg.dataset.images.crop,
         pretrained=False,
         batch_norm=cfg.batch_norm,
+        drop_path=cfg.backbone.drop_path,
     ).to(device)
     loss = instantiate(cfg.loss, num_classes=num_classes, embedding_dim=cfg.embedding_dim).to(device)
     loss.check_labels = False

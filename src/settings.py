@@ -21,6 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
+from proxy_anchor.reports.runs import BEFORE
 from proxy_anchor.training.processes import rank
 
 if TYPE_CHECKING:
@@ -77,14 +78,20 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
 
 def describe_training(cfg: DictConfig) -> str:
     """One line: the network and what its recipe resolved to."""
+    from proxy_anchor.data.colors import described_colors
+
     schedule = f"{cfg.optimizer.schedule} schedule"
     if cfg.optimizer.schedule == "step":
         schedule = f"rates x {cfg.optimizer.lr_gamma:g} every {cfg.optimizer.lr_step_epochs} epochs"
     if cfg.optimizer.ema_decay is not None:
         schedule += f", running mean of the weights (decay {cfg.optimizer.ema_decay:g})"
+    colors = described_colors(cfg.dataset.images)
+    added = f"; colours {colors}" if colors else ""
+    if cfg.backbone.drop_path:
+        added += f"; drop path {cfg.backbone.drop_path:g}"
     return (
         f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of batches of "
-        f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {schedule}; batch norm {cfg.batch_norm}"
+        f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {schedule}; batch norm {cfg.batch_norm}{added}"
     )
 
 
@@ -412,12 +419,22 @@ def require_same(cfg: DictConfig, folder: Path) -> None:
         raise UsageError(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
     made: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
-    different = [key for key in _differences(made, wanted) if key not in _UNIMPORTANT]
+    differences = [key for key in _differences(made, wanted) if key not in _UNIMPORTANT]
+    # A run that is older than a setting goes on with what that was before.
+    before = {key for key, value in BEFORE.items() if OmegaConf.select(cfg, key) == value and _at(made, key) is None}
+    different = [key for key in differences if key not in before]
     if different:
         raise UsageError(
             f"{folder} holds a run with other settings ({', '.join(sorted(different))}): choose another run=NAME, or remove "
             "that folder."
         )
+
+
+def _at(config: Any, key: str) -> Any:
+    """The value at a dotted key of a plain dictionary; None where there is none."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config
 
 
 def _differences(one: Any, other: Any, place: str = "") -> list[str]:
@@ -550,9 +567,11 @@ def check_config(cfg: DictConfig) -> None:
     """
     from hydra.utils import instantiate
 
+    from proxy_anchor.data.colors import COLOR_KEYS, RandomColors
     from proxy_anchor.data.crops import CentralCrop, RandomCrops
     from proxy_anchor.data.datamodule import check_decoding
     from proxy_anchor.data.unusable import ON_BAD_IMAGE
+    from proxy_anchor.models.embedding_net import check_drop_path
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
@@ -601,7 +620,9 @@ def check_config(cfg: DictConfig) -> None:
         )
     images = cfg.dataset.images
     RandomCrops(images.crop, images.scale, images.flip)
+    RandomColors(**{key: images[key] for key in COLOR_KEYS if key in images})
     CentralCrop(images.crop, images.resize)
+    check_drop_path(cfg.backbone.drop_path)
     check_choice("batch_norm", cfg.batch_norm, ["frozen_statistics", "frozen", "train"])
     if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
         raise UsageError(

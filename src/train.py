@@ -60,6 +60,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
         pretrained=cfg.backbone.pretrained,
         weights=cfg.backbone.weights,
         batch_norm=cfg.batch_norm,
+        drop_path=cfg.backbone.drop_path,
     )
     data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)

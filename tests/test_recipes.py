@@ -50,9 +50,15 @@ COMMON = {
     "dataset.images.resize": 256,               # Images
     "dataset.images.scale": [0.08, 1.0],        # Images
     "dataset.images.flip": 0.5,                 # Images
+    "dataset.images.brightness": 0,             # Images: crop and mirror are all that the paper does
+    "dataset.images.contrast": 0,
+    "dataset.images.saturation": 0,
+    "dataset.images.hue": 0,
+    "dataset.images.grayscale": 0,
     "embedding_dim": 512,                       # Numbers to compare with
     "backbone.pretrained": True,                # Network
     "backbone.pooling": "auto",                 # Network: average plus maximum, for every network with a feature map
+    "backbone.drop_path": 0,                    # Network: the paper drops nothing
     "loss._target_": "proxy_anchor.losses.proxy_anchor.ProxyAnchorLoss",
     "loss.alpha": 32,                           # Loss
     "loss.delta": 0.1,                          # Loss

@@ -18,10 +18,12 @@ import pytorch_lightning as pl
 import torch
 from cli import REPOSITORY, TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 import entry
 import settings
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.runs import BEFORE
 from proxy_anchor.training.jobs import write_failure
 from train import train
 
@@ -185,6 +187,19 @@ def test_other_settings_are_named(interrupted, arguments):
     assert done.returncode == 2
     assert "holds a run with other settings (loss.alpha, optimizer.lr)" in done.stderr
     assert (interrupted / "runs/x/last.ckpt").is_file()
+
+
+def test_a_run_that_is_older_than_a_setting_is_the_same_run_without_it(tmp_path):
+    cfg = compose_train(*RUN)
+    made = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
+    for key in BEFORE:
+        place, _, name = key.rpartition(".")
+        del OmegaConf.select(made, place)[name]
+    OmegaConf.save(made, tmp_path / "config.yaml")
+    settings.require_same(cfg, tmp_path)
+    cfg.backbone.drop_path, cfg.dataset.images.hue = 0.1, 0.1
+    with pytest.raises(UsageError, match=r"other settings \(backbone\.drop_path, dataset\.images\.hue\)"):
+        settings.require_same(cfg, tmp_path)
 
 
 def test_other_images_on_resume_are_refused(interrupted, straight):

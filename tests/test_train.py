@@ -12,6 +12,7 @@ import tarfile
 import pytest
 import torch
 from cli import REPOSITORY, SHARED, TINY_GLYPHS, compose_train, run_entry, run_ok
+from omegaconf import OmegaConf
 from PIL import Image
 
 import entry
@@ -201,6 +202,12 @@ BAD_INPUT = {
     "backbone=resnet18 batch_norm=train": "backbone.weights=FILE",
     "backbone=resnet18 backbone.pretrained=false batch_norm=frozen": "add batch_norm=train",
     "backbone.pooling=median": "choose one of: auto, avg+max",
+    "backbone.drop_path=1": "backbone.drop_path=1: every block would be skipped",
+    "backbone=googlenet batch_norm=train backbone.drop_path=0.1": "googlenet has no paths to drop",
+    "dataset.images.hue=0.6": "dataset.images.hue=0.6: expected a finite number of at least 0 and at most 0.5",
+    "dataset.images.brightness=[0.4]": "dataset.images.brightness=[0.4]: expected a number",
+    "dataset.images.brightness=null": "dataset.images.brightness=None: expected a number",
+    "+dataset.images.color_jitter=0.4": "unknown key dataset.images.color_jitter. Known in dataset.images: brightness,",
     "embedding_dim=0": "embedding_dim=0: expected a whole number of at least 1",
     "embedding_dim=many": "embedding_dim=many: expected a number, as in embedding_dim=",
     "loss.alpha=-1": "loss.alpha=-1: expected a finite number above 0",
@@ -288,6 +295,23 @@ def test_a_run_folder_is_never_mixed_with_another_run(tmp_path):
 def test_any_timm_name_is_a_backbone(tmp_path):
     output = run_ok("train.py", "backbone=test_vit", "backbone.pretrained=false", *TINY_GLYPHS, cwd=tmp_path)
     assert "network: test_vit, 16-d" in output
+
+
+def test_colours_and_drop_path_train_and_are_said(tmp_path):
+    colors = ["dataset.images.brightness=0.4", "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"]
+    output = run_ok("train.py", "run=x", *TINY_GLYPHS, *colors, "backbone.drop_path=0.2", cwd=tmp_path)
+    assert "; colours brightness 0.4, hue 0.1, grayscale 0.2; drop path 0.2\n" in output
+    config = OmegaConf.load(tmp_path / "runs/x/config.yaml")
+    assert (config.dataset.images.hue, config.backbone.drop_path) == (0.1, 0.2)
+    card = (tmp_path / "runs/x/README.md").read_text()
+    assert "their colours varied (brightness 0.4, hue 0.1, grayscale 0.2)" in card
+    assert "drop path 0.2" in card
+    evaluated = run_ok("evaluate.py", "checkpoint=runs/x/last.ckpt", "output=numbers.json", cwd=tmp_path)
+    assert "drop" not in evaluated
+    result = json.loads((tmp_path / "runs/x/result.json").read_text())
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers["recall_at_1"] == result["last"]["recall"]["1"]
+    assert "; colours" not in run_ok("train.py", *TINY_GLYPHS, cwd=tmp_path)
 
 
 def test_help_shows_the_config_and_does_not_import_torch(tmp_path):

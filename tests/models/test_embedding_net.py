@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import timm
 import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -281,3 +283,76 @@ def test_loading_is_strict_and_preprocessing_is_not_a_weight() -> None:
     del state["head.bias"]
     with pytest.raises(RuntimeError, match=r"head\.bias"):
         net.load_state_dict(state)
+
+
+# Stochastic depth
+
+
+def drop_rates(net: EmbeddingNet) -> list[float]:
+    return [module.drop_prob for module in net.modules() if isinstance(module, DropPath) and module.drop_prob]
+
+
+@pytest.mark.parametrize("backbone", [*CONVOLUTIONAL, *OWN_POOLING, *HYBRID])
+def test_drop_path_reaches_the_blocks_and_grows_with_depth(backbone: str) -> None:
+    rates = drop_rates(make(backbone, drop_path=0.3))
+    assert rates
+    assert rates[-1] == pytest.approx(max(rates))
+    assert 0.2 < rates[-1] < 0.3001
+    assert drop_rates(make(backbone)) == []
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
+def test_drop_path_changes_training_only(backbone: str) -> None:
+    torch.manual_seed(1)
+    net, plain, images = make(backbone, drop_path=0.9), make(backbone), pixels(16)
+    with torch.no_grad():
+        for parameter in net.parameters():  # some blocks start at zero scale, where skipping them changes nothing
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        plain.load_state_dict(net.state_dict())  # the same tensors under the same names
+        assert torch.equal(net.eval()(images), plain.eval()(images))
+        net.train()
+        plain.train()
+        assert not torch.allclose(net(images), net(images))
+        assert torch.equal(plain(images), plain(images))
+
+
+def test_drop_path_is_in_the_config_where_it_is_on() -> None:
+    net = make(drop_path=0.2).eval()
+    assert net.config["drop_path"] == 0.2
+    again = EmbeddingNet.from_config(net.config).eval()
+    assert (again.config, drop_rates(again)) == (net.config, drop_rates(net))
+    again.load_state_dict(net.state_dict())
+    images = pixels()
+    assert torch.equal(again(images), net(images))
+    assert "drop_path" not in make(drop_path=0.0).config  # as in a checkpoint that is older than the key
+    old = EmbeddingNet.from_config({key: value for key, value in net.config.items() if key != "drop_path"}).eval()
+    old.load_state_dict(net.state_dict())
+    assert torch.equal(old(images), net(images))
+
+
+@pytest.mark.parametrize("backbone", ["bninception", "googlenet", "vgg11"])
+def test_networks_without_paths_to_drop_are_named_in_one_line(backbone: str) -> None:
+    with pytest.raises(UsageError, match=rf"^backbone\.drop_path=0\.1: {backbone} has no paths to drop") as caught:
+        make(backbone, drop_path=0.1)
+    assert "\n" not in str(caught.value)
+    assert drop_rates(make(backbone, drop_path=0.0)) == []
+
+
+def test_a_network_that_swallows_the_rate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, drop_path_rate=0, **rest: create(name, **rest))
+    with pytest.raises(UsageError, match="has no paths to drop"):
+        make(drop_path=0.1)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1, 1.0, 1.5, float("nan"), "much", None, True])
+def test_drop_path_out_of_range_is_named(value: object) -> None:
+    with pytest.raises(UsageError, match=r"^backbone\.drop_path="):
+        make(drop_path=value)
+
+
+def test_drop_path_goes_with_published_weights(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pth"
+    torch.save(timm.create_model("test_resnet", num_classes=0).state_dict(), file)
+    net = make(weights=str(file), drop_path=0.2)
+    assert drop_rates(net)

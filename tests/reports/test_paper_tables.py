@@ -15,7 +15,7 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.reports import figures
 from proxy_anchor.reports.curves import recall_curves, save_figure
 from proxy_anchor.reports.paper_tables import Contract, paper_tables, terminal_text
-from proxy_anchor.reports.runs import differences, read_runs
+from proxy_anchor.reports.runs import BEFORE, differences, read_runs, settings
 
 RECALL = {"1": 0.861, "2": 0.917, "4": 0.95, "8": 0.973}
 
@@ -73,6 +73,33 @@ def test_another_setting_is_marked_and_makes_a_row_of_its_own(tmp_path):
         "dataset.allow_partial True (contract False); dataset.load.allow_partial True (contract False); "
         "loss.alpha 16 (contract 32.0)"
     )
+
+
+DEVIATIONS = {
+    **{f"dataset.images.{key}": 0.1 for key in ("brightness", "contrast", "saturation", "hue", "grayscale")},
+    "backbone.drop_path": 0.1,
+}
+
+
+@pytest.mark.parametrize("key", DEVIATIONS)
+def test_colours_and_drop_path_are_marked_as_what_the_paper_has_not(tmp_path, key):
+    write_run(tmp_path / "a", *CARS, f"{key}=0.1")
+    assert main_row(paper_tables(read_runs(tmp_path), [contract()])).mark == f"{key} 0.1 (contract 0.0)"
+
+
+def test_runs_from_before_a_setting_are_no_other_runs(tmp_path):
+    write_run(tmp_path / "new", *CARS, "seed=1", recall_1=0.85)
+    file = write_run(tmp_path / "old", *CARS, "seed=2", recall_1=0.87) / "config.yaml"
+    config = OmegaConf.load(file)
+    for key in DEVIATIONS:
+        place, _, name = key.rpartition(".")
+        del OmegaConf.select(config, place)[name]
+    OmegaConf.save(config, file)
+    row = main_row(paper_tables(read_runs(tmp_path), [contract()]))
+    assert (row.runs, row.mark) == (2, "")
+    assert dict.fromkeys(DEVIATIONS, 0.0) == BEFORE
+    composed = OmegaConf.to_container(compose_train(*CARS), resolve=True)
+    assert settings(composed).items() >= BEFORE.items()  # what they are unless told
 
 
 def test_rows_without_contract_or_without_a_row_of_the_paper(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import compile as module
 from proxy_anchor.training.compile import CompiledNet, compare
 from proxy_anchor.training.startup import Startup
@@ -42,6 +43,20 @@ def test_training_compiled_equals_training_plain(
     assert all(
         not torch.equal(compiled.net.state_dict()[f"backbone.{name}"], start[f"backbone.{name}"]) for name in moved
     )
+
+
+def test_drop_path_passes_the_check_and_only_it_changes_the_compilers_random_numbers(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    for drop_path in (0.5, 0.0):
+        learner, trainer = make_learner(batch_norm="train"), make_trainer()
+        learner.net = EmbeddingNet(
+            "test_resnet", 8, pretrained=False, image_size=32, batch_norm="train", drop_path=drop_path
+        )
+        learner.compiled, trainer.datamodule = CompiledNet(learner.net), make_data()
+        learner.train()
+        assert torch._inductor.config.fallback_random == (drop_path > 0)
+        assert module.check_compiled(trainer, learner) > 0.999
 
 
 def test_the_check_leaves_statistics_and_random_numbers_alone(

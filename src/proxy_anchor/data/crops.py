@@ -11,28 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from proxy_anchor.data.sampling import mix
+from proxy_anchor.data.colors import RandomColors, recolor
+from proxy_anchor.data.sampling import mix, uniform
 from proxy_anchor.errors import UsageError, check_int, check_number
 
 _RATIO = (3 / 4, 4 / 3)  # width over height, as in the paper's code
+_AS_THEY_ARE = RandomColors()
 _ATTEMPTS = 10  # until the largest central crop of an allowed ratio is taken, as in torchvision
 _NUMBERS = 2 * _ATTEMPTS + 3  # random numbers of one image in one epoch
-
-
-def _uniform(key: int, rows: np.ndarray) -> np.ndarray:
-    """(B, _NUMBERS) float64 in [0, 1): SplitMix64 (Steele et al. 2014) at the counters of each row."""
-    with np.errstate(over="ignore"):
-        counter = rows.astype(np.uint64)[:, None] * np.uint64(_NUMBERS) + np.arange(1, _NUMBERS + 1, dtype=np.uint64)
-        bits: np.ndarray = np.uint64(key) + counter * np.uint64(0x9E3779B97F4A7C15)
-        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        bits ^= bits >> np.uint64(31)
-    return (bits >> np.uint64(11)) * 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -40,13 +32,14 @@ class RandomCrops:
     """Random resized crop and horizontal flip, as in the paper and with torchvision's distribution.
 
     crop: side in pixels of what comes out. scale: range of the cropped share of the area. flip: probability of mirroring.
-    seed: of all crops. Raises UsageError for a value out of range.
+    seed: of all crops. colors: how colours vary; not at all unless told. Raises UsageError for a value out of range.
     """
 
     crop: int
     scale: Sequence[float] = (0.08, 1.0)
     flip: float = 0.5
     seed: int = 0
+    colors: RandomColors = _AS_THEY_ARE
 
     def __post_init__(self) -> None:
         check_int("dataset.images.crop", self.crop, 1)
@@ -63,7 +56,7 @@ class RandomCrops:
 
         rows, heights, widths: (B,) integers; an image's box depends on its own row and size, not on its neighbours here.
         """
-        numbers = _uniform(mix(self.seed, epoch), rows)
+        numbers = uniform(mix(self.seed, epoch), rows, _NUMBERS)
         heights, widths = heights.astype(np.int64), widths.astype(np.int64)
         low, high = self.scale
         area = (heights * widths)[:, None] * (low + (high - low) * numbers[:, :_ATTEMPTS])
@@ -93,7 +86,10 @@ class RandomCrops:
         [box] = self.boxes(epoch, np.array([row]), np.array([height]), np.array([width]))
         top, left, h, w, mirror = box.tolist()
         cropped = F.resized_crop(image, top, left, h, w, [self.crop, self.crop], antialias=True)
-        return F.pil_to_tensor(F.horizontal_flip(cropped) if mirror else cropped)
+        seen = F.pil_to_tensor(F.horizontal_flip(cropped) if mirror else cropped)
+        if not self.colors.is_on:
+            return seen
+        return recolor(seen[None], torch.from_numpy(self.colors.maps(epoch, np.array([row]))))[0]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from proxy_anchor.data.colors import RandomColors
 from proxy_anchor.data.crops import CentralCrop, RandomCrops
 from proxy_anchor.data.device_loader import CroppedBatches, StoredBatches
 from proxy_anchor.data.images import ImageDataset, default_num_workers
@@ -52,6 +53,7 @@ class ImageDataModule(pl.LightningDataModule):
         seed: of the training order and crops, which depend on nothing but it and the epoch.
         num_workers: decoding processes; None takes the cores of this process, at most 16.
         crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
+        brightness, contrast, saturation, hue, grayscale: of training images, see `RandomColors`.
         decode: "cpu" decodes and crops in worker processes, image by image, every epoch: the reference. "gpu" decodes
             once, before training, and crops on the graphics card. "auto" takes the card where there is one and the
             decoded images fit into half of its free memory, or else of this machine's.
@@ -81,6 +83,11 @@ class ImageDataModule(pl.LightningDataModule):
         resize: int = 256,
         scale: Sequence[float] = (0.08, 1.0),
         flip: float = 0.5,
+        brightness: float = 0.0,
+        contrast: float = 0.0,
+        saturation: float = 0.0,
+        hue: float = 0.0,
+        grayscale: float = 0.0,
         decode: str = "cpu",
         cache: str = "none",
         cache_side: int | None = None,
@@ -103,7 +110,8 @@ class ImageDataModule(pl.LightningDataModule):
         self.seed = seed
         # Made here to refuse batches that cannot be filled before training; without training images there are none.
         self.order = self.make_order() if len(splits.train) else None
-        self.train_crops, self.eval_crop = RandomCrops(crop, scale, flip, seed), CentralCrop(crop, resize)
+        colors = RandomColors(brightness, contrast, saturation, hue, grayscale, seed)
+        self.train_crops, self.eval_crop = RandomCrops(crop, scale, flip, seed, colors), CentralCrop(crop, resize)
         self.train_images = ImageDataset(splits.train, self.train_crops)
         # One loader per table that is searched, with the name of its set and whether it is that set's gallery.
         self.eval_images: list[ImageDataset] = []

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxy_anchor.data.colors import recolor
 from proxy_anchor.data.crops import RandomCrops
 from proxy_anchor.data.pixels import Pixels
 from proxy_anchor.data.resample import resample
@@ -57,17 +58,27 @@ class CroppedBatches:
         start = self._offsets[rows] + 3 * (top * self._widths[rows] + left)
         return rows, np.stack([start, self._widths[rows], height, width, mirror], axis=1)
 
+    def _colors(self, items: np.ndarray) -> np.ndarray:
+        """The batch's colour maps as (B, 6) int64 that hold two float32 each; (B, 0) where colours do not vary."""
+        if not self.crops.colors.is_on:
+            return np.empty((len(items), 0), dtype=np.int64)
+        epochs, rows = np.divmod(items, self.num_images)
+        return self.crops.colors.maps(int(epochs[0]), rows).view(np.int64)
+
+    def _make(self, values: Tensor, table: Tensor) -> Batch:
+        """The batch that a table on the device describes: windows of `values`, image rows, colour maps if there are any."""
+        images, indices = resample(values, table[:, :5].contiguous(), self.crops.crop), table[:, 5]
+        if self.crops.colors.is_on:
+            images = recolor(images, table[:, 6:].view(torch.float32))
+        return images, self.labels[indices], indices
+
     def _on_device(self) -> Iterator[Batch]:
         for batch in self.batch_sampler:
-            rows, windows = self._windows(np.array(batch))
+            items = np.array(batch)
+            rows, windows = self._windows(items)
             # One small copy per step, queued behind the work of the step before: nothing waits.
-            table = self._send(np.concatenate([windows, rows[:, None]], axis=1))
-            indices = table[:, 5]
-            yield (
-                resample(self.pixels.values, table[:, :5].contiguous(), self.crops.crop),
-                self.labels[indices],
-                indices,
-            )
+            table = self._send(np.concatenate([windows, rows[:, None], self._colors(items)], axis=1))
+            yield self._make(self.pixels.values, table)
 
     def _send(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -84,7 +95,7 @@ class CroppedBatches:
                 yield self._unpack(*waiting.popleft().result())
 
     def _pack(self, items: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The windows of a batch behind one another, and their table with the image rows as a sixth column."""
+        """The windows of a batch behind one another, and their table (see `_make`)."""
         rows, windows = self._windows(items)
         heights, widths = windows[:, 2], windows[:, 3]
         lengths = 3 * heights * widths
@@ -95,13 +106,10 @@ class CroppedBatches:
             window = np.lib.stride_tricks.as_strided(source[first:], (height, 3 * width), (3 * stride, 1))
             flat[start : start + 3 * height * width].reshape(height, 3 * width)[:] = window
         table = np.stack([starts, widths, heights, widths, windows[:, 4], rows], axis=1)
-        return packed, torch.from_numpy(table)
+        return packed, torch.from_numpy(np.concatenate([table, self._colors(items)], axis=1))
 
     def _unpack(self, packed: Tensor, table: Tensor) -> Batch:
-        table = self._send(table.numpy())
-        indices = table[:, 5]
-        values = packed.to(self.device, non_blocking=True)
-        return resample(values, table[:, :5].contiguous(), self.crops.crop), self.labels[indices], indices
+        return self._make(packed.to(self.device, non_blocking=True), self._send(table.numpy()))
 
 
 class StoredBatches:

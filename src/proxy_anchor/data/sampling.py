@@ -186,3 +186,14 @@ def mix(*numbers: int) -> int:
     """A seed in [0, 2**63) that depends on all the numbers and on their order."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def uniform(key: int, rows: np.ndarray, count: int) -> np.ndarray:
+    """(B, count) float64 in [0, 1): SplitMix64 (Steele et al. 2014) at the counters of each row."""
+    with np.errstate(over="ignore"):
+        counter = rows.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(1, count + 1, dtype=np.uint64)
+        bits: np.ndarray = np.uint64(key) + counter * np.uint64(0x9E3779B97F4A7C15)
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        bits ^= bits >> np.uint64(31)
+    return (bits >> np.uint64(11)) * 2.0**-53

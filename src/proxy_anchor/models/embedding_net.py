@@ -12,10 +12,11 @@ from typing import Any
 
 import timm
 import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxy_anchor.errors import UsageError, check_choice, check_int
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
 from proxy_anchor.models.pooling import POOLINGS
 from proxy_anchor.models.weights import create_pretrained
 
@@ -35,9 +36,11 @@ class EmbeddingNet(nn.Module):
         weights: a local weights file instead of the published ones.
         batch_norm: "frozen_statistics" (running statistics stay, scale and shift train; what the released code does on
             CUB and Cars), "frozen" (scale and shift stay too) or "train".
+        drop_path: stochastic depth (Huang et al. 2016), in [0, 1): timm's rate, which grows with depth up to it; with that
+            probability a residual block is skipped for an image in training. Nothing in evaluation.
         mean, std: per RGB channel of pixels in [0, 1]; None takes those that the weights were trained with.
 
-    Raises UsageError for an unknown backbone, a pooling that does not fit it, or weights that cannot be had.
+    Raises UsageError for an unknown backbone, a pooling or drop_path that does not fit it, or weights that cannot be had.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class EmbeddingNet(nn.Module):
         pretrained: bool = True,
         weights: str | None = None,
         batch_norm: str = "frozen_statistics",
+        drop_path: float = 0.0,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
@@ -57,6 +61,7 @@ class EmbeddingNet(nn.Module):
         check_int("embedding_dim", embedding_dim, 1)
         check_choice("backbone.pooling", pooling, ["auto", *POOLINGS, "own"])
         check_choice("batch_norm", batch_norm, ["frozen_statistics", "frozen", "train"])
+        check_drop_path(drop_path)
         self.batch_norm = batch_norm
         # Enough to build the same network again around saved weights (see `from_config`).
         self.config: dict[str, Any] = {
@@ -67,6 +72,11 @@ class EmbeddingNet(nn.Module):
             "batch_norm": batch_norm,
         }
         own_pooling, num_features, timm_kwargs = _inspect(backbone, pooling, image_size)
+        if drop_path:
+            # Only where it is on, so that configs of other networks are what they were before there was this key.
+            self.config["drop_path"] = drop_path
+            timm_kwargs["drop_path_rate"] = drop_path
+            _require_drop_path(backbone, timm_kwargs)
         if pretrained or weights is not None:
             self.backbone = create_pretrained(backbone, weights, **timm_kwargs)
         else:
@@ -110,6 +120,27 @@ class EmbeddingNet(nn.Module):
         # The head and the norm are cheap and decide the ranking: full precision whatever the backbone runs in.
         with torch.autocast(images.device.type, enabled=False):
             return F.normalize(self.head(features.to(self.head.weight.dtype)))
+
+
+def check_drop_path(drop_path: object) -> None:
+    """Raise UsageError unless it is a number in [0, 1)."""
+    check_number("backbone.drop_path", drop_path, 0, maximum=1)
+    if drop_path == 1:
+        raise UsageError("backbone.drop_path=1: every block would be skipped; expected a number below 1.")
+
+
+def _require_drop_path(backbone: str, timm_kwargs: dict) -> None:
+    """Raise UsageError when the network does not know the rate, or takes it and has no path to drop."""
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(backbone, pretrained=False, **timm_kwargs)
+        paths = [module for module in model.modules() if isinstance(module, DropPath) and module.drop_prob]
+    except TypeError:  # an argument that it does not have
+        paths = []
+    if not paths:
+        raise UsageError(
+            f"backbone.drop_path={timm_kwargs['drop_path_rate']}: {backbone} has no paths to drop; set it to 0."
+        )
 
 
 def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, dict]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import timm
 
+from proxy_anchor.data.colors import described_colors
 from proxy_anchor.reports.files import write_text
 
 # What the publishers say of their images, in our words; the terms at the source count.
@@ -33,6 +34,7 @@ def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) 
     """The text of the card, see `write_model_card`."""
     backbone, dataset = config["backbone"], config["dataset"]["name"]
     images, optimizer = config["dataset"]["images"], config["optimizer"]
+    colors = described_colors(images)
     lines = [
         "---",
         "library_name: proxy_anchor",
@@ -61,12 +63,15 @@ def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) 
         "",
         f"- loss: `{config['loss']['_target_'].rpartition('.')[2]}`"
         + _listed({key: value for key, value in config["loss"].items() if key != "_target_"}),
-        f"- images: random crops of {images['crop']} x {images['crop']} in training; in evaluation the shorter side to "
-        f"{images['resize']} (bilinear), then the central {images['crop']} x {images['crop']}",
+        f"- images: random crops of {images['crop']} x {images['crop']} in training"
+        + (f", their colours varied ({colors})" if colors else "")
+        + "; in evaluation the shorter side to "
+        + f"{images['resize']} (bilinear), then the central {images['crop']} x {images['crop']}",
         f"- {config['trainer']['max_epochs']} epochs, {config['data']['batch_size']} images per step, AdamW"
         + _listed(optimizer),
         f"- batch norm {config['batch_norm']}, pooling {backbone['pooling']}, precision {config['trainer']['precision']}, "
-        f"seed {config['seed']}",
+        f"seed {config['seed']}"
+        + (f", drop path {backbone['drop_path']:g} (stochastic depth)" if backbone.get("drop_path") else ""),
         f"- epoch selected by {result['selected_by']}",
         "",
         "config.yaml holds every setting.",

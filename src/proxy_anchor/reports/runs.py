@@ -65,6 +65,16 @@ _UNIMPORTANT = (
     "trainer.log_every_n_steps",
 )
 
+# Settings that came later, and what they were before: a run whose config has none of them is no other run for it.
+BEFORE = {
+    "dataset.images.brightness": 0.0,
+    "dataset.images.contrast": 0.0,
+    "dataset.images.saturation": 0.0,
+    "dataset.images.hue": 0.0,
+    "dataset.images.grayscale": 0.0,
+    "backbone.drop_path": 0.0,
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -148,7 +158,7 @@ def backbone_abbreviation(name: str | None) -> str:
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """{dotted key: value} of everything that can change what a run's number means; seed, places and speed are left out."""
-    return {
+    return BEFORE | {
         key: value
         for key, value in _flat(config)
         if not any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
