@@ -161,13 +161,13 @@ def report(title: str, rows: Sequence[Mapping[str, Any]], path: Path, where: Map
     print(f"\nadded to {path}")
 
 
-def make_photographs(folder: Path, number: int) -> None:
-    """JPEG files of 500 x 375 pixels, with the amount of detail that makes them about 60 kB each."""
+def make_photographs(folder: Path, number: int, width: int = 500, height: int = 375) -> None:
+    """JPEG files with much detail: about 120 kB at 500 x 375 pixels."""
     rng = np.random.default_rng(0)
     coarse = np.asarray(Image.effect_noise((1000, 750), 90).resize((1400, 1100), Image.Resampling.BICUBIC))
     for index in range(number):
-        top, left = rng.integers(0, 1100 - 375), rng.integers(0, 1400 - 500)
-        window = coarse[top : top + 375, left : left + 500, None].astype(np.float32)
+        top, left = rng.integers(0, 1100 - height), rng.integers(0, 1400 - width)
+        window = coarse[top : top + height, left : left + width, None].astype(np.float32)
         Image.fromarray((window * rng.uniform(0.4, 1, 3)).astype(np.uint8)).save(
             folder / f"{index:06d}.jpg", quality=88
         )

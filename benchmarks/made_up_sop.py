@@ -1,7 +1,6 @@
 """A made-up set in the layout and size of Stanford Online Products, for timing: `python benchmarks/made_up_sop.py DIR`.
 
-59,551 training images of 11,318 classes and 60,502 searched ones of 11,316, JPEG files of 500 x 375 pixels with the detail of
-photographs. The files are links to --different ones, so that they are made in seconds; decoding costs as much as if all differed.
+59,551 training images of 11,318 classes and 60,502 searched ones of 11,316, JPEG files of 500 x 375 pixels with much detail. The files are links to --different ones, so that they are made in seconds; decoding costs as much as if all differed.
 
     python benchmarks/throughput.py dataset=sop dataset.root=DIR data.cache_side=256 speed=fast
 """
@@ -35,12 +34,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a new folder")
     parser.add_argument("--different", type=int, default=2000, help="photographs that differ (default 2000)")
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=[500, 375], metavar=("WIDTH", "HEIGHT"), help="of each image"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="of images and classes, for a trial (default 1)")
     given = parser.parse_args()
     root = given.folder
     root.mkdir(parents=True)
     (root / "photographs").mkdir()
-    make_photographs(root / "photographs", given.different)
+    make_photographs(root / "photographs", given.different, *given.size)
     photographs = sorted((root / "photographs").iterdir())
     sets = (
         ("Ebay_train.txt", "made_up_train_final", EXPECTED.train, EXPECTED.train_classes, 1),

@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--backbone", nargs="*", default=["resnet50", "tf_efficientnet_lite0"], help="timm names")
     parser.add_argument("--folder", help="a folder of images; default: made-up photographs of 500 x 375")
     parser.add_argument("--images", type=int, default=8000, help="made-up photographs; 0 leaves embedding out")
+    parser.add_argument("--times", type=int, default=1, help="how often the folder is gone through in one call")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--precision", nargs="*", default=["32"], choices=["32", "bf16"])
     parser.add_argument("--decode", nargs="*", default=["cpu"], choices=["cpu", "gpu"], help="what reads JPEG files")
@@ -150,7 +151,7 @@ def main() -> None:
                 options = {"device": given.device, "batch_size": given.batch_size, "num_workers": given.num_workers}
                 embedder = Embedder(trained, precision=precision, decode=decode, **options)
                 report["device"] = device_name(embedder.device)
-                rows.append(measure_embedding(embedder, find_images(folder)))
+                rows.append(measure_embedding(embedder, find_images(folder) * given.times))
                 print(json.dumps(rows[-1]), flush=True)
         report["embedding"] = rows
     found = []

@@ -50,13 +50,15 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=60502)
     parser.add_argument("--classes", type=int, default=11316)
     parser.add_argument("--dim", type=int, default=512)
+    fitting = ["faiss_gpu", "torch"] if torch.cuda.is_available() else ["faiss_cpu", "torch"]
+    parser.add_argument("--engines", nargs="+", default=fitting, choices=["faiss_gpu", "faiss_cpu", "torch"])
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.images, arguments.classes, arguments.dim, arguments.repeats = 1200, 200, 16, 2
     device = arguments.device
     rows, labels = made_up(arguments.images, min(arguments.classes, arguments.images // 2), arguments.dim, device)
     engines = []
-    for name in ("faiss_gpu", "faiss_cpu", "torch"):
+    for name in arguments.engines:
         try:
             engines.append(resolve_engine(name, max(KS), exclude_self=True, device=device))
         except UsageError as error:
@@ -71,7 +73,7 @@ def main() -> None:
         peer(rows[:100], labels[:100] // 2)
         calls["pytorch-metric-learning, K = 1"] = lambda: peer(rows, labels)
     except Exception as error:  # absent, or it has no engine here
-        print(f"left out: pytorch-metric-learning ({error})")
+        print(f"left out: pytorch-metric-learning ({error})", flush=True)
     seconds = interleaved_seconds(calls, device, repeats=arguments.repeats, calls=1, warmup=1)
     table = []
     for name, times in seconds.items():

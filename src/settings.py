@@ -590,7 +590,7 @@ def check_config(cfg: DictConfig) -> None:
     check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
     if cfg.trainer.deterministic and cfg.trainer.benchmark:
         raise UsageError(
-            "deterministic=true and trainer.benchmark=true (which speed=fast sets): the kernels would be those that a clock "
+            "deterministic=true and trainer.benchmark=true: the kernels would be those that a clock "
             "prefers. Add trainer.benchmark=false."
         )
     if cfg.validation.name == "classes":

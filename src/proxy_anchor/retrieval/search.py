@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ ENGINES = ("auto", "faiss_gpu", "faiss_cpu", "torch")
 FAISS_GPU_MAX_K = 2048  # compiled into faiss: its GPU selection kernels hold the K best in registers
 CHUNK_ELEMENTS = 2**25  # similarities held at once by the torch engine: 128 MiB in float32
 _FAISS_GPU_SCRATCH_BYTES = 256 * 2**20  # faiss tiles its work to fit; its own default is up to 1.5 GiB
+
+_FAISS_GPU_LOCK = threading.Lock()  # its handles and scratch memory are for one search at a time
 
 _PROBE_SECONDS = (
     120.0  # until a test search counts as hanging: the first start of CUDA on a slow disk takes half a minute
@@ -68,7 +71,7 @@ def search(
     with every engine. Not promised: which of several equally similar rows make the cut at K, and that exact duplicates
     in different places get the same last bit (BLAS rounds by position).
     Memory beyond inputs and result: normalised copies, 12 bytes per input value; torch about 4 x 4 x CHUNK_ELEMENTS
-    bytes (or one row of similarities, if that is more); faiss on the GPU 256 MiB; faiss on the CPU about 20 MB.
+    bytes (or one row of similarities, if that is more); faiss on the GPU 256 MiB, which it keeps; faiss on the CPU about 20 MB.
     Raises UsageError when K is out of range, shapes disagree, a row holds NaN or infinity, or the engine is not there.
     """
     query_rows = as_rows(queries, "queries")
@@ -207,19 +210,28 @@ def _search_faiss_gpu(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor,
 
     home = queries.device
     device = home if home.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
-    with torch.cuda.device(device):
-        resources = faiss.StandardGpuResources()
-        resources.setTempMemory(_FAISS_GPU_SCRATCH_BYTES)
+    with _FAISS_GPU_LOCK, torch.cuda.device(device):
         similarities, indices = faiss.knn_gpu(
-            resources,
+            _faiss_gpu_resources(torch.cuda.current_device()),
             queries.to(device).contiguous(),
             gallery.to(device).contiguous(),
             k,
             metric=faiss.METRIC_INNER_PRODUCT,
             device=torch.cuda.current_device(),
         )
-        torch.cuda.current_stream().synchronize()  # the scratch memory goes away with `resources`
+        torch.cuda.current_stream().synchronize()  # another thread, on another stream, gets the same scratch memory
     return similarities.to(home), indices.to(home)
+
+
+@functools.cache
+def _faiss_gpu_resources(device: int) -> Any:
+    """faiss's handles and scratch memory on a card, for as long as the process: making them takes a tenth of a second."""
+    import faiss
+
+    resources = faiss.StandardGpuResources()
+    resources.setTempMemory(_FAISS_GPU_SCRATCH_BYTES)
+    resources.setPinnedMemory(0)  # for copies from the host, which are not made: its default is 256 MiB
+    return resources
 
 
 def _drop_self(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
