@@ -68,7 +68,7 @@ def test_the_key_sets_every_switch_before_anything_is_on_the_card(deterministic,
 def test_kernels_chosen_by_a_clock_are_refused():
     cfg = compose_train("deterministic=true", "speed=fast", "trainer.benchmark=true")
     with pytest.raises(
-        UsageError, match=r"^deterministic=true and trainer\.benchmark=true .*Add trainer\.benchmark=false"
+        UsageError, match=r"^deterministic=true and trainer\.benchmark=true: .*Add trainer\.benchmark=false"
     ):
         settings.check_config(cfg)
     settings.check_config(compose_train("deterministic=true", "speed=fast"))
