@@ -70,8 +70,8 @@ import sys
 import numpy as np, torch
 from proxy_anchor.data.resample import _resample_one_by_one
 from proxy_anchor.data.resample_kernel import resample_kernel
-values, windows, targets, side = torch.load(sys.argv[1])
-for places in (None, targets):
+cases, side = torch.load(sys.argv[1])
+for values, windows, places in cases:
     out = torch.empty(len(windows), side, side, 3, dtype=torch.uint8)
     placed = places is not None
     table = places if placed else windows
@@ -87,7 +87,8 @@ def test_the_kernel_in_tritons_interpreter_equals_torchvision_to_one_level(tmp_p
         pytest.skip("a card runs the kernel itself, below")
     images = [photograph(width, height, width) for width, height in [(90, 70), (120, 33), (31, 64)]]
     values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
-    torch.save((values, _windows(images, RandomCrops(24), 6), _targets(24, 6), 24), tmp_path / "case.pt")
+    cases = [(values, _windows(images, RandomCrops(24), 6), None), _placed(images, 24, 6)]
+    torch.save((cases, 24), tmp_path / "case.pt")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _INTERPRETED, str(tmp_path / "case.pt")],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -114,10 +115,20 @@ def _windows(images: list[Image.Image], crops: RandomCrops, count: int) -> Tenso
     return torch.from_numpy(np.stack([start, sizes[rows, 1], height, width, mirror], 1))
 
 
-def _targets(side: int, count: int) -> Tensor:
-    """(count, 4): squares in windows that are resized to different sizes."""
-    rows = torch.arange(count)
-    return torch.stack([side + rows % 5, side + rows % 7, rows % 5, rows % 7], 1)
+def _placed(images: list[Image.Image], side: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values as (3, height, width), whole images as windows (count, 5), and squares in what they are resized to (count, 4)."""
+    planes = [torch.from_numpy(np.array(image)).permute(2, 0, 1).reshape(-1) for image in images]
+    sizes = torch.tensor([(image.height, image.width) for image in images])
+    starts = 3 * (sizes.prod(1).cumsum(0) - sizes.prod(1))
+    count_up = torch.arange(count)
+    rows = count_up % len(images)
+    height, width = sizes[rows].T
+    windows = torch.stack([starts[rows], width, height, width, count_up % 2], 1)
+    return (
+        torch.cat(planes),
+        windows,
+        torch.stack([side + count_up % 5, side + count_up % 7, count_up % 5, count_up % 7], 1),
+    )
 
 
 @needs_cuda
@@ -126,8 +137,9 @@ def _targets(side: int, count: int) -> Tensor:
 def test_the_kernel_equals_torchvision_to_one_level(side: int, placed: bool) -> None:
     images = [photograph(width, height, width) for width, height in [(90, 70), (500, 333), (31, 640), (224, 224)]]
     values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
-    windows = _windows(images, RandomCrops(side), 400)
-    targets = _targets(side, 400) if placed else None
+    windows, targets = _windows(images, RandomCrops(side), 400), None
+    if placed:
+        values, windows, targets = _placed(images, side, 400)
     slow = resample(values, windows, side, targets).int()
     fast = resample(values.cuda(), windows.cuda(), side, targets.cuda() if placed else None).cpu().int()
     assert (fast - slow).abs().max() <= 1

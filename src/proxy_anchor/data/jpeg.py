@@ -175,10 +175,8 @@ class CardDecoder:
             return None, []
         if [tuple(image.shape[1:]) for image in images] != sizes:
             return None, []
-        lengths = [3 * height * width for height, width in sizes]
-        flat = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
-        for image, place in zip(images, flat.split(lengths), strict=True):
-            place.view(*image.shape[1:], 3).copy_(image.permute(1, 2, 0))
+        # Few calls, each for the whole batch: the thread that runs the network waits for Python while this one has it.
+        flat = torch.cat([image.reshape(-1) for image in images])
         windows, targets = central_windows(np.array(sizes), self.prepare)
         table = torch.from_numpy(np.concatenate([windows, targets], axis=1)).to(self.device)
         crops = resample(flat, table[:, :5].contiguous(), self.prepare.crop, table[:, 5:].contiguous())
@@ -212,7 +210,7 @@ class CardDecoder:
 
 
 def central_windows(sizes: np.ndarray, prepare: CentralCrop) -> tuple[np.ndarray, np.ndarray]:
-    """Windows (B, 5) and targets (B, 4) for `resample` that make the central crops of images which lie behind one another.
+    """Windows (B, 5) and targets (B, 4) for `resample` that make the central crops of images that lie behind one another.
 
     sizes: (B, 2) heights and widths.
     """

@@ -19,8 +19,9 @@ def resample(values: Tensor, windows: Tensor, side: int, targets: Tensor | None 
 
     values: flat uint8, images as rows of (width, 3). windows: (B, 5) int64 on the same device: where the window starts in
     `values`, the width of the image that it lies in, the window's height and width, and whether it is mirrored.
-    targets: (B, 4) int64: height and width to which a window is resized, and top and left of the square that is taken of
-    it; None: the square is the whole.
+    targets: (B, 4) int64, for windows that are whole images: height and width to which an image is resized, and top and left
+    of the square that is taken of it; None: the square is the whole. With targets, `values` holds images as (3, height,
+    width), as decoders give them.
     """
     if values.is_cuda and (kernel := _kernel()) is not None:
         out = torch.empty(len(windows), side, side, 3, dtype=torch.uint8, device=values.device)
@@ -36,7 +37,8 @@ def _resample_one_by_one(values: Tensor, windows: Tensor, side: int, targets: Te
     places = [(side, side, 0, 0)] * len(windows) if targets is None else targets.tolist()
     for image, (start, stride, height, width, mirror), place in zip(out, windows.tolist(), places, strict=True):
         full_h, full_w, top, left = place
-        window = values.as_strided((3, height, width), (1, 3 * stride, 3), start)
+        strides = (1, 3 * stride, 3) if targets is None else (height * width, width, 1)
+        window = values.as_strided((3, height, width), strides, start)
         resized = F.resize(window, [full_h, full_w], antialias=True)[:, top : top + side, left : left + side]
         image.copy_(resized.flip(-1) if mirror else resized)
     return out

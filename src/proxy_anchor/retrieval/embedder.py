@@ -26,9 +26,9 @@ SHARD_IMAGES = 4096  # embedded between two files of a resumable run
 _FEW_IMAGES = 64  # below this, starting worker processes takes longer than decoding
 _BATCHES_AHEAD = 2  # decoded on the card before the network takes them
 
-_Batch = tuple[
-    list[int], Tensor, list[bytes], list[tuple[int, str]]
-]  # places, pixels or embeddings, thumbnails, skipped
+# Places, pixels, thumbnails, skipped; and the same with embeddings.
+_Pixels = tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]]
+_Batch = tuple[list[int], "_Fetched", list[bytes], list[tuple[int, str]]]
 
 
 def choose_device(name: str | torch.device | None = None) -> torch.device:
@@ -156,17 +156,17 @@ class Embedder:
         self, images: Sequence[ImageInput], todo: Sequence[int], thumbnail_side: int
     ) -> Iterable[tuple[list[int], np.ndarray, list[bytes], list[tuple[int, str]]]]:
         dataset = InputImages([images[row] for row in todo], self.trained.prepare, thumbnail_side=thumbnail_side)
-        # One batch behind: the GPU works on the next batch while this one's embeddings are fetched.
+        # One batch behind: the GPU works on the next batch while this one's embeddings are checked and stored.
         waiting: _Batch | None = None
         for places, pixels, thumbnails, skipped in self._pixels(dataset):
-            found = self.forward(pixels) if places else torch.empty(0, self.embedding_dim)
+            found = _fetching(self.forward(pixels)) if places else _Fetched(torch.empty(0, self.embedding_dim))
             if waiting is not None:
                 yield self._finish(waiting, todo)
             waiting = (places, found, thumbnails, skipped)
         if waiting is not None:
             yield self._finish(waiting, todo)
 
-    def _pixels(self, dataset: InputImages) -> Iterator[_Batch]:
+    def _pixels(self, dataset: InputImages) -> Iterator[_Pixels]:
         on_card = self.decode == "gpu"
         workers = default_num_workers() if self.num_workers is None else self.num_workers
         loader = DataLoader(
@@ -194,7 +194,7 @@ class Embedder:
         self, batch: _Batch, todo: Sequence[int]
     ) -> tuple[list[int], np.ndarray, list[bytes], list[tuple[int, str]]]:
         places, embeddings, thumbnails, skipped = batch
-        table = embeddings.cpu().numpy()
+        table = embeddings.numpy()
         bad = int((~np.isfinite(table)).any(1).sum())
         if bad:
             raise UsageError(
@@ -207,7 +207,29 @@ class Embedder:
         return f"{self.trained.fingerprint}-{self.precision}-{thumbnail_side}{decoder}"
 
 
-def _taken(decoded: Future) -> _Batch:
+@dataclass(frozen=True)
+class _Fetched:
+    """A batch's embeddings on their way to the host; `arrived` is recorded behind the copy."""
+
+    host: Tensor
+    arrived: torch.cuda.Event | None = None
+
+    def numpy(self) -> np.ndarray:
+        """Waits for this copy, not for what was given to the card after it."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.host.numpy()
+
+
+def _fetching(embeddings: Tensor) -> _Fetched:
+    if not embeddings.is_cuda:
+        return _Fetched(embeddings)
+    host = torch.empty(embeddings.shape, dtype=embeddings.dtype, pin_memory=True)
+    host.copy_(embeddings, non_blocking=True)
+    return _Fetched(host, torch.cuda.current_stream(embeddings.device).record_event())
+
+
+def _taken(decoded: Future) -> _Pixels:
     rows, take, thumbnails, skipped = decoded.result()
     return rows, take(), thumbnails, skipped
 
