@@ -85,6 +85,7 @@ def main(overrides: list[str]) -> None:
     device = torch.device("cpu" if result["device"].startswith("cpu") else "cuda")
     limit = ceiling(cfg, result["num_train_classes"], device)
     row = {
+        "dataset": cfg.dataset.name,
         "network": cfg.backbone.name,
         "precision": str(cfg.trainer.precision),
         "compiled": cfg.compile,
