@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
 import torch
-import torch._inductor.config
 from timm.layers import DropPath
 from torch import Tensor, nn
 
@@ -29,9 +28,11 @@ class CompiledNet:
     def __init__(self, net: nn.Module) -> None:
         # A step of hundreds of small kernels is launched more slowly than the card computes it; as a graph it is not.
         mode = "reduce-overhead" if torch.cuda.is_available() else None
-        # The compiler's own random numbers on a card are others than the plain network's, with which it is compared.
-        drops = any(isinstance(module, DropPath) and module.drop_prob for module in net.modules())
-        torch._inductor.config.fallback_random = drops
+        if any(isinstance(module, DropPath) and module.drop_prob for module in net.modules()):
+            # The compiler's own random numbers on a card are others than the plain network's, with which it is compared.
+            from torch._inductor import config
+
+            config.fallback_random = True
         self._forward = torch.compile(net.forward, dynamic=False, mode=mode)
         self._longest = {True: 0, False: 0}  # with and without gradients
 
