@@ -36,7 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from proxy_anchor.allocator import keep_freed_memory
-from proxy_anchor.errors import UsageError, did_you_mean
+from proxy_anchor.errors import AgreedError, UsageError, did_you_mean
 from proxy_anchor.reports.files import read_result
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.training.jobs import FAILURE_FILE, SWEEP_JOB, JobError, read_failure, write_failure
@@ -234,7 +234,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     finally:
         SweepTable.print()
     if failures:
-        if not leave_error(one_line(failures[0])):
+        said_by_first = rank() > 0 and any(isinstance(each, AgreedError) for each in _causes(failures[0]))
+        if not said_by_first and not leave_error(one_line(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
 

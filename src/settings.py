@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +129,7 @@ def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback
         *run_checkpoints(folder, monitor, every),
         *_progress_bars(cfg),
     ]
-    # Several processes are neither watched nor continued yet: each would keep, and stop by, a record of its own.
-    return checkpoints if one_of_several() else [health, RunRecord(), StopOnSignal(), *checkpoints]
+    return [health, RunRecord(), StopOnSignal(), *checkpoints]
 
 
 def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
@@ -177,18 +177,11 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
         raise UsageError(
             f"trainer.num_nodes={trainer.num_nodes}: start it on every node by torchrun or SLURM, see docs/scale.md."
         )
-    if cfg.resume == "never" or not _cleared(cfg, folder):
-        require_new(folder, " (and a run on several devices is not continued)")
-    return trainer.num_devices
-
-
-def _cleared(cfg: DictConfig, folder: Path) -> bool:
-    """Whether the folder held only the beginning of this run, from before its first checkpoint, and is empty now."""
-    from proxy_anchor.training.resume import clear_beginning
-
-    if (folder / "config.yaml").is_file():
+    if cfg.resume == "never":
+        require_new(folder)
+    elif (folder / "config.yaml").is_file():
         require_same(cfg, folder)
-    return not any(folder.glob("*")) or clear_beginning(folder)
+    return trainer.num_devices
 
 
 def check_processes(cfg: DictConfig, trainer: pl.Trainer) -> None:
@@ -221,16 +214,38 @@ def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
     check_divisible(cfg.data.batch_size, trainer.world_size)
 
 
-def require_new(folder: Path, remark: str = "") -> None:
+def require_new(folder: Path) -> None:
     """Refuse a run folder that holds another run: their files would be mixed. The first process looks, for all."""
     if rank() == 0 and any(folder.glob("*")):
-        raise UsageError(f"{folder} already holds a run{remark}: choose another run=NAME, or remove that folder.")
+        raise UsageError(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
+
+
+def take_up(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Checkpoint | None]:
+    """(the result of a run that is finished, None) or (None, where this one goes on, None for a new run).
+
+    Of several processes the first looks into the folder, and removes and renames there, before any other reads.
+    """
+
+    def look() -> tuple[dict[str, Any] | None, Checkpoint | None]:
+        result = finished(cfg, folder)
+        return result, checkpoint_to_continue(cfg, folder) if result is None else None
+
+    if not one_of_several():
+        return look()
+    from hydra.utils import instantiate
+
+    from proxy_anchor.training.agreement import decided_by_first
+
+    trainer = instantiate(cfg.trainer, logger=False, enable_checkpointing=False, default_root_dir=folder)
+    check_processes(cfg, trainer)
+    trainer.strategy.setup_environment()  # joins the others; the run's own trainer finds them joined
+    return decided_by_first(look)
 
 
 def finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
     """The result of a finished run with these settings in `folder`, which is said and not repeated; None if there is none."""
     check_choice("resume", cfg.resume, ["auto", "never"])
-    result = read_result(folder) if cfg.resume == "auto" and not one_of_several() else None
+    result = read_result(folder) if cfg.resume == "auto" else None
     if result is not None:
         require_same(cfg, folder)
         print(f"{folder} holds this run, finished: it is not repeated (its numbers are in {RESULT_FILE}).", flush=True)
@@ -238,25 +253,25 @@ def finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
 
 
 def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
-    """Where an interrupted run with these settings goes on; None for a new run.
+    """Where an interrupted run with these settings goes on, without its tensors; None for a new run.
 
     Raises UsageError when the folder holds something else, or resume=never finds anything.
     """
-    if cfg.resume == "never" or one_of_several() or not any(folder.glob("*")):
+    if cfg.resume == "never" or not any(folder.glob("*")):
         require_new(folder)
         return None
-    from proxy_anchor.training.resume import newest_checkpoint
+    from proxy_anchor.training.resume import clear_beginning, newest_checkpoint
 
     if (folder / "config.yaml").is_file():
         require_same(cfg, folder)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
-        if not _cleared(cfg, folder):
+        if not clear_beginning(folder):
             require_new(folder)
         print("interrupted before its first checkpoint, and begun anew", flush=True)
         return None
     print(f"continued after epoch {checkpoint.epoch} of {cfg.trainer.max_epochs} ({checkpoint.path.name})", flush=True)
-    return checkpoint
+    return replace(checkpoint, state={})
 
 
 _COMPARISON_KEYS = ("losses", "seeds", "levels")

@@ -37,9 +37,9 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     # Everything that can refuse the configuration comes before the data.
     settings.make_paths_absolute(cfg)
     settings.check_config(cfg)
-    if (result := settings.finished(cfg, folder)) is not None:
+    result, before = settings.take_up(cfg, folder)
+    if result is not None:
         return result
-    before = settings.checkpoint_to_continue(cfg, folder)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=settings.selecting_set(cfg))
     startup, health = Startup(entry.STARTED), Health(folder)

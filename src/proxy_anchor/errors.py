@@ -17,6 +17,10 @@ class UsageError(ValueError):
     """
 
 
+class AgreedError(UsageError):
+    """Raised by all processes of a run alike, or by those that were told by the first: the first one says it for all."""
+
+
 class UnreadableImage(UsageError):
     """An image file that is missing, empty, damaged or no image; the message names it."""
 

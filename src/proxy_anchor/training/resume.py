@@ -16,8 +16,9 @@ import torch
 from pytorch_lightning.loggers import CSVLogger
 
 from proxy_anchor.data.unusable import BAD_IMAGES_FILE
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.reports.files import write_text
+from proxy_anchor.training.agreement import gather_objects
 from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
 from proxy_anchor.training.checkpoint_io import previous_version
 from proxy_anchor.training.health import REPLAY_FILE
@@ -76,14 +77,15 @@ def clear_beginning(folder: Path) -> bool:
 class RunRecord(pl.Callback):
     """Keeps the rows of metrics.csv and the random numbers' state in every checkpoint, and restores them.
 
-    The file on the disk may be ahead of the checkpoint, or half written; the checkpoint's copy is neither.
+    The file on the disk may be ahead of the checkpoint, or half written; the checkpoint's copy is neither. Of several
+    processes the first keeps the rows, and every one its own random numbers.
     """
 
     def __init__(self) -> None:
         self._restored: dict[str, Any] | None = None
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict) -> None:
-        """Add them, as plain types."""
+        """Add them, as plain types. The trainer calls this in all processes, of which the first writes the file."""
         # The trainer logs an epoch's means only after its checkpoint.
         means = {name: float(value) for name, value in trainer.logged_metrics.items() if _is_mean(name)}
         rng = [torch.get_rng_state()]
@@ -92,12 +94,25 @@ class RunRecord(pl.Callback):
         checkpoint[RECORD_KEY] = {
             "metrics": [_read(logger) for logger in _csv_loggers(trainer)],
             "means": means | {"epoch": trainer.current_epoch, "step": trainer.global_step - 1},
-            "rng": rng,
+            "rng": gather_objects(rng),
         }
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict) -> None:
-        """Remember them until the loggers are there."""
-        self._restored = checkpoint.get(RECORD_KEY)
+        """Remember them until the loggers are there.
+
+        Raises AgreedError when the run began on another number of devices, which `trainer.devices=auto` does not tell.
+        """
+        record = checkpoint.get(RECORD_KEY)
+        if record is None:
+            return
+        if isinstance(record["rng"][0], torch.Tensor):  # written when only runs on one device were continued
+            record["rng"] = [record["rng"]]
+        if len(record["rng"]) != trainer.world_size:
+            raise AgreedError(
+                f"this run began with trainer.devices={len(record['rng'])} and there is another number now, "
+                f"{trainer.world_size}: continue it where there are as many, or choose another run=NAME."
+            )
+        self._restored = record
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Put the rows up to the checkpoint's epoch back in place of those that the killed run had written."""
@@ -118,7 +133,7 @@ class RunRecord(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go on with the same random numbers."""
         if self._restored is not None:
-            cpu, *cuda = self._restored["rng"]
+            cpu, *cuda = self._restored["rng"][trainer.global_rank]
             torch.set_rng_state(cpu.cpu())
             if cuda and pl_module.device.type == "cuda":
                 torch.cuda.set_rng_state(cuda[0].cpu(), pl_module.device)
@@ -129,7 +144,8 @@ def _is_mean(name: str) -> bool:
 
 
 def _csv_loggers(trainer: pl.Trainer) -> list[CSVLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, CSVLogger)]
+    """Those that write a file: none but in the first process."""
+    return [logger for logger in trainer.loggers if isinstance(logger, CSVLogger) and trainer.is_global_zero]
 
 
 def _read(logger: CSVLogger) -> str:
