@@ -7,11 +7,14 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from cli import run_entry, run_ok
 from interruptions import RUN, assert_same_end, start, wait_for_line
 from omegaconf import OmegaConf
+
+from proxy_anchor.training.resume import newest_checkpoint
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -93,3 +96,37 @@ def test_fewer_devices_than_auto_found_at_first_are_refused(interrupted, argumen
     done = run_entry("train.py", *arguments, "trainer.devices=auto", cwd=interrupted)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "this run began with trainer.devices=2 and there is another number now, 1" in done.stderr
+
+
+@pytest.mark.parametrize("whom", ["command", "all", "one", "torchrun"])
+def test_a_signal_stops_all_after_the_same_step(whom, straight, arguments, tmp_path):
+    number = signal.SIGUSR1 if whom == "command" else signal.SIGTERM
+    process = start(*arguments, cwd=tmp_path, launcher=TORCHRUN if whom == "torchrun" else None)
+    output = wait_for_line(process, "epoch 2/5")
+    if whom == "all":
+        os.killpg(process.pid, number)
+    elif whom == "one":
+        os.kill(children(process.pid)[-1], number)
+    else:
+        process.send_signal(number)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == (1 if whom == "torchrun" else 75), rest  # torchrun has codes of its own
+    assert (output + rest).count(f"{number.name}: stopped; the same command continues") == 1, rest
+    assert "Error" not in rest or whom == "torchrun", rest
+    assert newest_checkpoint(tmp_path / "runs/x").epoch == 2
+    if whom in ("one", "torchrun"):
+        assert "continued after epoch 2 of 5 (last.ckpt)" in run_ok("train.py", *arguments, cwd=tmp_path)
+        assert_same_end(tmp_path, straight)
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_signal_before_the_first_step_has_the_same_code(arguments, tmp_path):
+    process = start(*arguments, cwd=tmp_path)
+    wait_for_line(process, "network: ")  # the first evaluation follows
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert not list(tmp_path.rglob("*.json"))
