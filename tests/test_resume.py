@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -92,6 +93,9 @@ def interrupted(straight, tmp_path):
 def test_killed_between_the_last_epoch_and_the_result(interrupted, straight, arguments):
     assert "continued after epoch 5 of 5" in run_ok("train.py", *arguments, cwd=interrupted)
     assert_same_end(interrupted, straight)
+    result = json.loads((interrupted / "runs/x/result.json").read_text())
+    assert result["peak_memory_gib"] > 0.05
+    assert result["peak_memory_training_gib"] is result["peak_memory_evaluation_gib"] is None  # nothing was left to do
 
 
 def test_a_truncated_checkpoint_is_said_and_the_one_before_is_used(interrupted, straight, arguments):
