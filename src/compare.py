@@ -6,7 +6,6 @@ is one of `train.py`, in runs/NAME/LOSS/seedN.
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
             results[loss].append(finished(job, place) or train(job, place))
         except Exception as error:  # whatever stopped this run, the others are still wanted
             failures[f"{loss}, seed {seed}"] = reason = entry.reason(error)
-            jobs.write_failure(place, traceback.format_exc(), reason)
+            entry.mark_failed(place, error)
             print(f"failed: {reason}", flush=True)
         entry.forget_last_run()
 

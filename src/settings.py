@@ -20,7 +20,7 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
+from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.training.processes import rank
 
@@ -217,7 +217,7 @@ def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
 def require_new(folder: Path) -> None:
     """Refuse a run folder that holds another run: their files would be mixed. The first process looks, for all."""
     if rank() == 0 and any(folder.glob("*")):
-        raise UsageError(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
+        raise FolderTaken(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
 
 
 def take_up(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Checkpoint | None]:
@@ -424,12 +424,12 @@ _UNIMPORTANT = (
 def require_same(cfg: DictConfig, folder: Path) -> None:
     """Refuse to take up a run whose settings were others: its numbers would be half of one run, half of the other."""
     if not (folder / "config.yaml").is_file():
-        raise UsageError(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
+        raise FolderTaken(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
     made: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
     different = [key for key in _differences(made, wanted) if key not in _UNIMPORTANT]
     if different:
-        raise UsageError(
+        raise FolderTaken(
             f"{folder} holds a run with other settings ({', '.join(sorted(different))}): choose another run=NAME, or remove "
             "that folder."
         )

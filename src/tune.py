@@ -6,7 +6,6 @@ Each trial is a run of `train.py` in runs/NAME/trialN, judged on held-out traini
 from __future__ import annotations
 
 import os
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
             try:
                 print(f"{place.name}: {study.run(trial, lambda: run(trial))}", flush=True)
             except Exception as error:  # whatever stopped this trial, the others are still wanted
-                jobs.write_failure(place, traceback.format_exc(), entry.reason(error))
+                entry.mark_failed(place, error)
                 print(f"{place.name}: failed: {entry.reason(error)}", flush=True)
         entry.forget_last_run()
     return {} if is_worker else report(study.rows(), list(space), folder, shared)
