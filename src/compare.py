@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 import entry
+import job_settings
 import settings
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import read_result
@@ -26,7 +27,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """
     from proxy_anchor.reports.comparison import write_comparison
 
-    configs = settings.comparison_jobs(cfg)
+    configs = job_settings.comparison_jobs(cfg)
     results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in configs}
     failures: dict[str, str] = {}
     for number, ((loss, seed), job) in enumerate(configs.items(), start=1):
