@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import sys
@@ -51,6 +52,22 @@ def test_all_processes_killed_and_started_again(straight, arguments, tmp_path):
     assert output.count("continued after epoch") == 1
     assert_same_end(tmp_path, straight)
     assert output.count("epoch 5/5") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_all_killed_at_any_moment(seed, straight, arguments, tmp_path):
+    more = ["optimizer.ema_decay=0.9"] if seed % 2 else []
+    if more:
+        straight = tmp_path / "straight"
+        straight.mkdir()
+        run_ok("train.py", *arguments, *more, cwd=straight)
+    process = start(*arguments, *more, cwd=tmp_path)
+    time.sleep(random.Random(seed).uniform(4, 16))  # from the imports to the last epoch
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    run_ok("train.py", *arguments, *more, cwd=tmp_path)
+    assert_same_end(tmp_path, straight)
 
 
 def test_a_truncated_checkpoint_is_said_once_and_all_use_the_one_before(interrupted, straight, arguments):

@@ -216,7 +216,8 @@ class StopOnSignal(pl.Callback):
         host nor the GPU waits for it, so that it need not be saved for every few steps.
         """
         before = self._agreed.read()
-        self._agreed.send(reduce_max(torch.tensor([self._received or 0], device=device)))
+        # Filled on the device: a copy from the host would wait for the GPU.
+        self._agreed.send(reduce_max(torch.full((1,), self._received or 0, device=device)))
         return before[0] if before else 0
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any, **named: Any) -> None:
