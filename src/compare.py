@@ -6,13 +6,13 @@ is one of `train.py`, in runs/NAME/LOSS/seedN.
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 import entry
+import job_settings
 import settings
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import read_result
@@ -27,7 +27,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """
     from proxy_anchor.reports.comparison import write_comparison
 
-    configs = settings.comparison_jobs(cfg)
+    configs = job_settings.comparison_jobs(cfg)
     results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in configs}
     failures: dict[str, str] = {}
     for number, ((loss, seed), job) in enumerate(configs.items(), start=1):
@@ -38,7 +38,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
             results[loss].append(finished(job, place) or train(job, place))
         except Exception as error:  # whatever stopped this run, the others are still wanted
             failures[f"{loss}, seed {seed}"] = reason = entry.reason(error)
-            jobs.write_failure(place, traceback.format_exc(), reason)
+            entry.mark_failed(place, error)
             print(f"failed: {reason}", flush=True)
         entry.forget_last_run()
 

@@ -36,7 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from proxy_anchor.allocator import keep_freed_memory
-from proxy_anchor.errors import UsageError, did_you_mean
+from proxy_anchor.errors import AgreedError, FolderTaken, UsageError, did_you_mean
 from proxy_anchor.reports.files import read_result
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.training.jobs import FAILURE_FILE, SWEEP_JOB, JobError, read_failure, write_failure
@@ -132,7 +132,8 @@ class SweepTable(Callback):
                 row |= {f"validation R@{k}": 100 * value, f"selected R@{k}": 100 * selected["recall"][k]}
         elif job_return.status == JobStatus.FAILED:
             row["failed"] = read_failure(folder) or one_line(job_return._return_value)
-            self.traces.append(folder / FAILURE_FILE)
+            if (folder / FAILURE_FILE).is_file():
+                self.traces.append(folder / FAILURE_FILE)
         self.rows.append(row)
 
     @classmethod
@@ -147,7 +148,8 @@ class SweepTable(Callback):
             print("\n" + format_table([{key: row.get(key) for key in shown} for row in rows]), flush=True)
         if cls.traces:
             listed = "".join(f"\n  {each}" for each in cls.traces)
-            print(f"{len(cls.traces)} of {len(cls.rows)} jobs failed; their traces:{listed}", file=sys.stderr)
+            failed = sum("failed" in row for row in cls.rows)
+            print(f"{failed} of {len(cls.rows)} jobs failed; their traces:{listed}", file=sys.stderr)
             print("The same command with its run=NAME repeats these and keeps the others.", file=sys.stderr)
         cls.rows.clear()
         cls.traces.clear()
@@ -192,7 +194,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             return main(cfg)
         except Exception as error:
             if marked:
-                write_failure(output_folder(), traceback.format_exc(), reason(error))
+                mark_failed(output_folder(), error)
             elif own_folder and isinstance(error, USER_ERRORS):
                 with suppress(OSError):
                     output_folder().rmdir()  # only succeeds while nothing has been written
@@ -234,9 +236,17 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     finally:
         SweepTable.print()
     if failures:
-        if not leave_error(one_line(failures[0])):
+        said_by_first = rank() > 0 and any(isinstance(each, AgreedError) for each in _causes(failures[0]))
+        if not said_by_first and not leave_error(one_line(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
+
+
+def mark_failed(folder: Path, error: Exception) -> None:
+    """Leave the trace of the run that this error ended in its folder; not where that holds another run, or a finished one."""
+    taken = any(isinstance(each, FolderTaken) for each in _causes(error)) or read_result(folder) is not None
+    if not taken:
+        write_failure(folder, "".join(traceback.format_exception(error)), reason(error))
 
 
 def forget_last_run() -> None:

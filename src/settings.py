@@ -7,9 +7,7 @@ stand inside the functions that need them, so that errors come at once.
 from __future__ import annotations
 
 import os
-import shlex
-import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,7 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
+from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.reports.runs import BEFORE
 from proxy_anchor.training.processes import rank
@@ -135,8 +133,7 @@ def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback
         *run_checkpoints(folder, monitor, every),
         *_progress_bars(cfg),
     ]
-    # Several processes are neither watched nor continued yet: each would keep, and stop by, a record of its own.
-    return checkpoints if one_of_several() else [health, RunRecord(), StopOnSignal(), *checkpoints]
+    return [health, RunRecord(), StopOnSignal(), *checkpoints]
 
 
 def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
@@ -184,18 +181,11 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
         raise UsageError(
             f"trainer.num_nodes={trainer.num_nodes}: start it on every node by torchrun or SLURM, see docs/scale.md."
         )
-    if cfg.resume == "never" or not _cleared(cfg, folder):
-        require_new(folder, " (and a run on several devices is not continued)")
-    return trainer.num_devices
-
-
-def _cleared(cfg: DictConfig, folder: Path) -> bool:
-    """Whether the folder held only the beginning of this run, from before its first checkpoint, and is empty now."""
-    from proxy_anchor.training.resume import clear_beginning
-
-    if (folder / "config.yaml").is_file():
+    if cfg.resume == "never":
+        require_new(folder)
+    elif (folder / "config.yaml").is_file():
         require_same(cfg, folder)
-    return not any(folder.glob("*")) or clear_beginning(folder)
+    return trainer.num_devices
 
 
 def check_processes(cfg: DictConfig, trainer: pl.Trainer) -> None:
@@ -228,16 +218,38 @@ def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
     check_divisible(cfg.data.batch_size, trainer.world_size)
 
 
-def require_new(folder: Path, remark: str = "") -> None:
+def require_new(folder: Path) -> None:
     """Refuse a run folder that holds another run: their files would be mixed. The first process looks, for all."""
     if rank() == 0 and any(folder.glob("*")):
-        raise UsageError(f"{folder} already holds a run{remark}: choose another run=NAME, or remove that folder.")
+        raise FolderTaken(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
+
+
+def take_up(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Checkpoint | None]:
+    """(the result of a run that is finished, None) or (None, where this one goes on, None for a new run).
+
+    Of several processes the first looks into the folder, and removes and renames there, before any other reads.
+    """
+
+    def look() -> tuple[dict[str, Any] | None, Checkpoint | None]:
+        result = finished(cfg, folder)
+        return result, checkpoint_to_continue(cfg, folder) if result is None else None
+
+    if not one_of_several():
+        return look()
+    from hydra.utils import instantiate
+
+    from proxy_anchor.training.agreement import decided_by_first
+
+    trainer = instantiate(cfg.trainer, logger=False, enable_checkpointing=False, default_root_dir=folder)
+    check_processes(cfg, trainer)
+    trainer.strategy.setup_environment()  # joins the others; the run's own trainer finds them joined
+    return decided_by_first(look)
 
 
 def finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
     """The result of a finished run with these settings in `folder`, which is said and not repeated; None if there is none."""
     check_choice("resume", cfg.resume, ["auto", "never"])
-    result = read_result(folder) if cfg.resume == "auto" and not one_of_several() else None
+    result = read_result(folder) if cfg.resume == "auto" else None
     if result is not None:
         require_same(cfg, folder)
         print(f"{folder} holds this run, finished: it is not repeated (its numbers are in {RESULT_FILE}).", flush=True)
@@ -245,162 +257,30 @@ def finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
 
 
 def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
-    """Where an interrupted run with these settings goes on; None for a new run.
+    """Where an interrupted run with these settings goes on, without its tensors; None for a new run.
 
     Raises UsageError when the folder holds something else, or resume=never finds anything.
     """
-    if cfg.resume == "never" or one_of_several() or not any(folder.glob("*")):
+    if cfg.resume == "never" or not any(folder.glob("*")):
         require_new(folder)
         return None
-    from proxy_anchor.training.resume import newest_checkpoint
+    from proxy_anchor.training.resume import clear_beginning, newest_checkpoint
 
     if (folder / "config.yaml").is_file():
         require_same(cfg, folder)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
-        if not _cleared(cfg, folder):
+        if not clear_beginning(folder):
             require_new(folder)
         print("interrupted before its first checkpoint, and begun anew", flush=True)
         return None
     print(f"continued after epoch {checkpoint.epoch} of {cfg.trainer.max_epochs} ({checkpoint.path.name})", flush=True)
-    return checkpoint
-
-
-_COMPARISON_KEYS = ("losses", "seeds", "levels")
-
-
-def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
-    """{(loss, seed): config} of a comparison, all losses of a seed together; each checked as train.py would.
-
-    Raises UsageError for what no run of it could do: an unknown loss, a key that one of the losses does not have.
-    """
-    for key in ("losses", "seeds"):
-        if not isinstance(cfg[key], ListConfig) or not len(cfg[key]) or len(set(cfg[key])) < len(cfg[key]):
-            raise UsageError(f"{key}={cfg[key]}: expected a list of different ones, for example {key}={_LISTS[key]}.")
-    for seed in cfg.seeds:
-        check_int("seeds", seed, 0)
-    for loss in cfg.losses:
-        if not isinstance(loss, str):
-            raise UsageError(f"losses={cfg.losses}: expected names, for example losses={_LISTS['losses']}.")
-    if not (cfg.levels is None or isinstance(cfg.levels, ListConfig)):
-        raise UsageError(f"levels={cfg.levels}: expected a list, for example levels={_LISTS['levels']}.")
-    for level in cfg.levels or ():
-        check_number("levels", level, 0, maximum=100)
-    if cfg.validation.name == "folds":
-        raise UsageError("validation=folds: a comparison takes whole runs; use validation=classes, or leave it out.")
-    given = HydraConfig.get().overrides.task
-    for key, instead in {"loss": "losses=[...]", "seed": "seeds=[...]"}.items():
-        if any(override.lstrip("+~").partition("=")[0] == key for override in given):
-            raise UsageError(f"{key}=...: a comparison takes {instead}.")
-    shared = [each for each in given if each.partition("=")[0].lstrip("+~") not in _COMPARISON_KEYS]
-    jobs = {}
-    for seed in cfg.seeds:
-        for loss in cfg.losses:
-            job = compose("train", [*shared, f"loss={loss}", f"seed={seed}"])
-            job.run = f"{cfg.run}/{loss}/seed{seed}"
-            make_paths_absolute(job)
-            check_config(job)
-            if job.trainer.devices != 1:
-                raise UsageError(
-                    f"trainer.devices={job.trainer.devices}: a comparison trains on one device; use devices=1."
-                )
-            jobs[loss, seed] = job
-    return jobs
-
-
-_TUNING_KEYS = ("search", "trials", "prune_after_epochs", "unpruned_trials")
-
-
-def tuning_settings(cfg: DictConfig) -> tuple[Any, list[str]]:
-    """(what may vary, as given; the arguments that all trials share) of tune.py.
-
-    Raises UsageError for a search that would choose by test classes, or whose numbers are out of range.
-    """
-    check_int("trials", cfg.trials, 1)
-    check_int("unpruned_trials", cfg.unpruned_trials, 1)
-    if cfg.prune_after_epochs is not None:
-        check_int("prune_after_epochs", cfg.prune_after_epochs, 1)
-    check_choice("launcher", cfg.launcher.name, ["basic", "local"])
-    if cfg.validation.name == "test":
-        raise UsageError("validation=test would choose settings by the test classes: use validation=classes or folds.")
-    if cfg.trainer.devices != 1:
-        raise UsageError(f"trainer.devices={cfg.trainer.devices}: a trial trains on one device; use devices=1.")
-    search: Any = OmegaConf.to_container(cfg.search) if isinstance(cfg.search, DictConfig) else cfg.search
-    shared = []
-    for each in HydraConfig.get().overrides.task:
-        key = each.partition("=")[0].lstrip("+~")
-        if search and key in search:
-            raise UsageError(f"{each}: {key} is searched; give it in one place.")
-        if key.partition(".")[0] not in (*_TUNING_KEYS, "launcher", "run"):
-            shared.append(each)
-    if not any(each.startswith("validation=") for each in shared):
-        shared.append(f"validation={cfg.validation.name}")
-    return search, shared
-
-
-def decisive(overrides: Sequence[str]) -> list[str]:
-    """Those arguments that change a number."""
-
-    def is_unimportant(override: str) -> bool:
-        key = override.partition("=")[0].lstrip("+~")
-        return any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
-
-    return sorted(each for each in overrides if not is_unimportant(each))
-
-
-def tuning_job(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:
-    """The configuration of the trial of this name with these values, checked as train.py would."""
-    job = compose("train", [*shared, *as_overrides(values)])
-    job.run = f"{cfg.run}/{name}"
-    make_paths_absolute(job)
-    check_config(job)
-    return job
-
-
-def as_overrides(values: dict[str, Any]) -> list[str]:
-    """Values as arguments of the command line."""
-    words: dict[Any, str] = {True: "true", False: "false", None: "null"}
-    return [
-        f"{key}={words[value] if value is None or isinstance(value, bool) else value}" for key, value in values.items()
-    ]
-
-
-def train_command(shared: list[str], values: dict[str, Any]) -> str:
-    """For a shell: what trains with these values on all training classes."""
-    words = [each for each in shared if not each.startswith("validation")]
-    return shlex.join(["python", "src/train.py", *words, *as_overrides(values)])
-
-
-def job_slots(cfg: DictConfig) -> list[dict[str, str]]:
-    """The environment of each job that launcher=local runs at once on this host."""
-    from proxy_anchor.training.jobs import make_slots, visible_gpus
-
-    for key in ("jobs_per_gpu", "jobs_at_once"):
-        if cfg.launcher[key] is not None:
-            check_int(f"launcher.{key}", cfg.launcher[key], 1)
-    cards = [] if cfg.trainer.accelerator == "cpu" else visible_gpus()
-    return make_slots(cards, cfg.trainer.devices, cfg.launcher.jobs_per_gpu, cfg.launcher.jobs_at_once)
-
-
-def alone_command(cfg: DictConfig, overrides: Sequence[str], folder: Path | str) -> tuple[str, ...]:
-    """The command that runs this program with these arguments, less those of a launcher, in this folder."""
-    own = [each for each in overrides if not each.lstrip("+~").startswith(("launcher=", "launcher.", "run="))]
-    fixed = [f"run={_quoted(cfg.run)}", "hydra.mode=RUN", f"hydra.run.dir={_quoted(folder)}"]
-    return (sys.executable, os.path.abspath(sys.argv[0]), *own, *fixed)
-
-
-def _quoted(value: object) -> str:
-    """As a value of Hydra's command line."""
-    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-_LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]", "levels": "[60,70]"}
+    return replace(checkpoint, state={})
 
 
 # Neither name nor place of a run or of its images, nor what it prints or how many it embeds at once, changes a weight of it by
 # more than rounding.
-_UNIMPORTANT = (
+UNIMPORTANT = (
     "run",
     "logger",
     "launcher",
@@ -416,15 +296,15 @@ _UNIMPORTANT = (
 def require_same(cfg: DictConfig, folder: Path) -> None:
     """Refuse to take up a run whose settings were others: its numbers would be half of one run, half of the other."""
     if not (folder / "config.yaml").is_file():
-        raise UsageError(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
+        raise FolderTaken(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
     made: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
-    differences = [key for key in _differences(made, wanted) if key not in _UNIMPORTANT]
+    differences = [key for key in _differences(made, wanted) if key not in UNIMPORTANT]
     # A run that is older than a setting goes on with what that was before.
     before = {key for key, value in BEFORE.items() if OmegaConf.select(cfg, key) == value and _at(made, key) is None}
     different = [key for key in differences if key not in before]
     if different:
-        raise UsageError(
+        raise FolderTaken(
             f"{folder} holds a run with other settings ({', '.join(sorted(different))}): choose another run=NAME, or remove "
             "that folder."
         )
@@ -441,7 +321,7 @@ def _differences(one: Any, other: Any, place: str = "") -> list[str]:
     """Dotted keys whose values differ, or that only one of two plain dictionaries has."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return [] if one == other else [place]
-    keys = {*one, *other} - ({*_UNIMPORTANT} if not place else set())
+    keys = {*one, *other} - ({*UNIMPORTANT} if not place else set())
     return [
         name
         for key in keys

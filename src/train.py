@@ -23,7 +23,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     from proxy_anchor.data.unusable import naming_all_unusable
     from proxy_anchor.models.embedding_net import EmbeddingNet
     from proxy_anchor.reports.finish import finish_run
-    from proxy_anchor.reports.memory import reset_peak_memory
+    from proxy_anchor.reports.memory import PeakMemory, reset_peak_memory
     from proxy_anchor.reports.run import make_result
     from proxy_anchor.training.checkpoint_io import BackgroundWriter
     from proxy_anchor.training.failures import explained
@@ -37,16 +37,16 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     # Everything that can refuse the configuration comes before the data.
     settings.make_paths_absolute(cfg)
     settings.check_config(cfg)
-    if (result := settings.finished(cfg, folder)) is not None:
+    result, before = settings.take_up(cfg, folder)
+    if result is not None:
         return result
-    before = settings.checkpoint_to_continue(cfg, folder)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=settings.selecting_set(cfg))
-    startup, health = Startup(entry.STARTED), Health(folder)
+    startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()
     trainer = instantiate(
         cfg.trainer,
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
-        callbacks=[startup, recall, *callbacks, *settings.bookkeeping(cfg, folder, recall.monitor, health)],
+        callbacks=[startup, memory, recall, *callbacks, *settings.bookkeeping(cfg, folder, recall.monitor, health)],
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )
@@ -76,7 +76,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
             print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
         trainer.fit(learner, data, ckpt_path=before and before.path)
 
-    result = make_result(recall, data, trainer, startup.seconds) | {"warnings": health.warnings}
+    result = make_result(recall, data, trainer, startup.seconds, memory) | {"warnings": health.warnings}
     if trainer.is_global_zero:
         finish_run(folder, learner.metadata["config"], result, data, recall.selected_embeddings)
     return result

@@ -6,7 +6,6 @@ Each trial is a run of `train.py` in runs/NAME/trialN, judged on held-out traini
 from __future__ import annotations
 
 import os
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 import entry
-import settings
+import job_settings
 from folds import cross_validate
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import selecting_recall, write_json
@@ -32,16 +31,16 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     """
     from proxy_anchor.training.tuning import Pruning, Tuning, first_values, make_space
 
-    search, shared = settings.tuning_settings(cfg)
+    search, shared = job_settings.tuning_settings(cfg)
     space = make_space(search)
-    settings.tuning_job(cfg, shared, first_values(space), "trial0")  # what no trial could do is said now
-    made_of = {"search": search, "other arguments": settings.decisive(shared)}
+    job_settings.tuning_job(cfg, shared, first_values(space), "trial0")  # what no trial could do is said now
+    made_of = {"search": search, "other arguments": job_settings.decisive(shared)}
     pruning = {key: cfg[key] for key in ("prune_after_epochs", "unpruned_trials")}
     study = Tuning(folder, space, made_of, seed=cfg.seed, **pruning)
 
     def run(trial: Any) -> float:
         place = study.folder_of(trial)
-        job = settings.tuning_job(cfg, shared, trial.params, place.name)
+        job = job_settings.tuning_job(cfg, shared, trial.params, place.name)
         if job.validation.name == "folds":
             return selecting_recall(cross_validate(train, job, place))
         return selecting_recall(train(job, place, [Pruning(trial)]))
@@ -57,11 +56,11 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
             place = study.folder_of(trial)
             place.mkdir(exist_ok=True)
             (place / jobs.FAILURE_FILE).unlink(missing_ok=True)
-            print(f"\n{place}: {' '.join(settings.as_overrides(trial.params))}", flush=True)
+            print(f"\n{place}: {' '.join(job_settings.as_overrides(trial.params))}", flush=True)
             try:
                 print(f"{place.name}: {study.run(trial, lambda: run(trial))}", flush=True)
             except Exception as error:  # whatever stopped this trial, the others are still wanted
-                jobs.write_failure(place, traceback.format_exc(), entry.reason(error))
+                entry.mark_failed(place, error)
                 print(f"{place.name}: failed: {entry.reason(error)}", flush=True)
         entry.forget_last_run()
     return {} if is_worker else report(study.rows(), list(space), folder, shared)
@@ -69,8 +68,8 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
 def work_together(cfg: DictConfig, folder: Path) -> None:
     """This command once per GPU of this host (launcher=local), all at work on the one study, until no trial is left."""
-    slots = [{**slot, WORKER: "1"} for slot in settings.job_slots(cfg)]
-    command = settings.alone_command(cfg, HydraConfig.get().overrides.task, folder)
+    slots = [{**slot, WORKER: "1"} for slot in job_settings.job_slots(cfg)]
+    command = job_settings.alone_command(cfg, HydraConfig.get().overrides.task, folder)
     workers = [jobs.Job(command, Path.cwd(), folder / f"worker{number}") for number in range(len(slots))]
     print(f"{len(workers)} trials at once; they print to {folder}/workerN.log", flush=True)
     jobs.run_here(workers, slots, lambda number, code: print(f"worker {number} ended, exit code {code}", flush=True))
@@ -82,7 +81,7 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
     write_json(folder / "tuning.json", {"trials": rows})
     best = rows[0]
     if best["state"] == "complete":
-        again = settings.train_command(shared, {key: best[key] for key in searched})
+        again = job_settings.train_command(shared, {key: best[key] for key in searched})
         print(f"best: {best['trial']}. On all training classes: {again}", flush=True)
     if failed := [row["trial"] for row in rows if row["state"] == "failed"]:
         told = f"{len(failed)} of {len(rows)} trials failed ({', '.join(failed)}; see {jobs.FAILURE_FILE} in their folders)"

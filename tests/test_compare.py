@@ -91,6 +91,7 @@ def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
     done = run_entry("compare.py", *TWO_BY_TWO, "losses=[triplet]", "seeds=[1]", root, "optimizer.lr=1e-3", cwd=here)
     assert done.returncode == 2
     assert "holds a run with other settings (optimizer.lr)" in done.stdout
+    assert not (folder / "triplet" / "seed1" / "error.txt").exists()
     assert "supcon" in run_ok("report.py", "comparison", "runs/both", cwd=here)
     assert "0 % noise, best R@1" in run_ok("report.py", "noise", "runs/both", cwd=here)
     for arguments in (["comparison"], ["noise", "runs/nothing"], ["experiments", "runs/both"]):

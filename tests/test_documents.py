@@ -24,6 +24,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
 import entry
+import job_settings
 import settings
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -127,11 +128,11 @@ def check(monkeypatch: pytest.MonkeyPatch, script: str, overrides: list[str]) ->
         if name == "compare":
             whole = compose(name, overrides, return_hydra_config=True)
             monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
-            settings.comparison_jobs(cfg)
+            job_settings.comparison_jobs(cfg)
         if name == "tune":
             whole = compose(name, overrides, return_hydra_config=True)
             monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
-            settings.tuning_settings(cfg)
+            job_settings.tuning_settings(cfg)
     if name == "train":
         settings.check_config(cfg)
     elif name == "evaluate":

@@ -138,7 +138,6 @@ def test_another_number_of_classes_on_resume_is_refused_with_both(interrupted, t
         (1, 2, "holds a run with other settings (trainer.devices, trainer.strategy): choose another run=NAME"),
         (2, 1, "holds a run with other settings (trainer.devices, trainer.strategy): choose another run=NAME"),
         (2, 4, "holds a run with other settings (trainer.devices): choose another run=NAME"),
-        (2, 2, "already holds a run (and a run on several devices is not continued): choose another run=NAME"),
     ],
 )
 def test_another_number_of_devices_on_resume_is_refused(before, now, message, tmp_path):

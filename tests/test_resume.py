@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,8 +14,9 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
-from cli import REPOSITORY, TINY_GLYPHS, compose_train, run_entry, run_ok
+from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.core.hydra_config import HydraConfig
+from interruptions import RUN, assert_same_end, start, wait_for_line
 from omegaconf import OmegaConf
 
 import entry
@@ -26,16 +25,6 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.runs import BEFORE
 from proxy_anchor.training.jobs import write_failure
 from train import train
-
-RUN = [
-    *TINY_GLYPHS,
-    "trainer.max_epochs=5",
-    "trainer.log_every_n_steps=1",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "logger=csv",
-    "run=x",
-]
 
 
 @pytest.fixture(scope="module")
@@ -49,53 +38,6 @@ def straight(tmp_path_factory):
 @pytest.fixture
 def arguments(straight):
     return [*RUN, f"dataset.root={straight}/data/glyphs"]
-
-
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    """The command, slowed down so that there are moments to kill it at; it writes every checkpoint at once."""
-    code = (
-        "import sys, time; sys.path.insert(0, sys.argv.pop(1))\n"
-        "import entry, train\n"
-        "from proxy_anchor.training import checkpoint_io, module\n"
-        "checkpoint_io.BackgroundWriter.__init__.__defaults__ = (0.0,)\n"
-        "step = module.MetricLearner.training_step\n"
-        "module.MetricLearner.training_step = lambda *given: (time.sleep(0.05), step(*given))[1]\n"
-        "entry.run(train.main, 'train')\n"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(REPOSITORY / "src"), *arguments],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
-    """What was printed until a line with this text."""
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if text in line:
-            return seen
-    raise AssertionError(seen)
-
-
-def metrics(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open() as file:
-        return [{name: v for name, v in row.items() if name != "search_seconds"} for row in csv.DictReader(file)]
-
-
-def assert_same_end(one: Path, other: Path) -> None:
-    """Weights, proxies, numbers by epoch and the rows of metrics.csv, except for what a clock says."""
-    mine, theirs = (torch.load(each / "runs/x/last.ckpt", weights_only=True)["state_dict"] for each in (one, other))
-    assert mine.keys() == theirs.keys()
-    for name, value in mine.items():
-        torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)
-    histories = [json.loads((each / "runs/x/result.json").read_text())["history"] for each in (one, other)]
-    numbers = [[(row["epoch"], row["recall"], row["train_loss"]) for row in history] for history in histories]
-    assert numbers[0] == numbers[1]
-    assert metrics(one / "runs/x") == metrics(other / "runs/x")
 
 
 def kill_and_continue(here: Path, arguments: list[str], straight: Path, chance: random.Random, kills: int) -> None:
@@ -153,6 +95,9 @@ def interrupted(straight, tmp_path):
 def test_killed_between_the_last_epoch_and_the_result(interrupted, straight, arguments):
     assert "continued after epoch 5 of 5" in run_ok("train.py", *arguments, cwd=interrupted)
     assert_same_end(interrupted, straight)
+    result = json.loads((interrupted / "runs/x/result.json").read_text())
+    assert result["peak_memory_gib"] > 0.05
+    assert result["peak_memory_training_gib"] is result["peak_memory_evaluation_gib"] is None  # nothing was left to do
 
 
 def test_a_truncated_checkpoint_is_said_and_the_one_before_is_used(interrupted, straight, arguments):
@@ -220,9 +165,9 @@ def test_devices_auto_on_one_device_may_be_continued(tmp_path):
     (tmp_path / "last.ckpt").touch()
     cfg = compose_train(*TINY_GLYPHS, "trainer.devices=auto", "trainer.accelerator=cpu", f"dataset.root={tmp_path}")
     assert settings.ranks_to_start(cfg, tmp_path) == 1
-    several = compose_train(*TINY_GLYPHS, "trainer.devices=2", "trainer.accelerator=cpu", "trainer.strategy=ddp")
-    with pytest.raises(UsageError, match="already holds a run"):
-        settings.ranks_to_start(several, tmp_path)
+    never = [*TINY_GLYPHS, "trainer.devices=2", "trainer.accelerator=cpu", "trainer.strategy=ddp", "resume=never"]
+    with pytest.raises(UsageError, match="already holds a run: choose another run=NAME"):
+        settings.ranks_to_start(compose_train(*never), tmp_path)
 
 
 class Fails(pl.Callback):

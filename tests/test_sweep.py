@@ -82,6 +82,28 @@ def test_the_same_command_repeats_what_is_missing_by_any_launcher(swept, tmp_pat
     assert (tmp_path / "runs/sweep/0/result.json").stat().st_mtime_ns == finished
 
 
+@pytest.mark.parametrize("launcher", [[], LOCAL], ids=["basic", "local"])
+def test_a_job_that_is_refused_leaves_the_run_in_its_folder_as_it_is(launcher, swept, tmp_path):
+    here, _ = swept
+    shutil.copytree(here / "runs/sweep/0", tmp_path / "runs/sweep/0")  # finished
+    shutil.copytree(here / "runs/sweep/2", tmp_path / "runs/sweep/1")  # and one that was interrupted
+    (tmp_path / "runs/sweep/1/result.json").unlink()
+    before = contents(tmp_path)
+    others = ["-m", "run=sweep", "loss.alpha=8,9", "trainer.max_epochs=2", *ARGUMENTS]
+    done = run_entry("train.py", *others, f"dataset.root={here}/data/glyphs", *launcher, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    refused = "holds a run with other settings (loss.alpha): choose another run=NAME"
+    assert all(refused in row for row in done.stdout.strip().splitlines()[-2:])  # of the table
+    assert contents(tmp_path) == before
+    never = run_entry("train.py", *others, "resume=never", *launcher, cwd=tmp_path)
+    assert all("already holds a run" in row for row in never.stdout.strip().splitlines()[-2:])
+    assert contents(tmp_path) == before
+
+
+def contents(here: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(here)): each.read_bytes() for each in here.glob("runs/*/*/*") if each.is_file()}
+
+
 @pytest.mark.parametrize("launcher", ["slurm", "ray"])
 def test_jobs_through_a_cluster(launcher, swept, tmp_path):
     pytest.importorskip({"slurm": "submitit"}.get(launcher, launcher))

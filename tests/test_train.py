@@ -33,6 +33,8 @@ def test_training_on_glyphs_learns(trained):
     result = json.loads((folder / "result.json").read_text())
     assert result["last"]["recall"]["1"] >= result["untrained"]["recall"]["1"] + 0.20
     assert result["best"]["recall"]["1"] >= result["last"]["recall"]["1"]
+    peaks = [result[f"peak_memory_{each}gib"] for each in ("training_", "evaluation_", "")]
+    assert 0.05 < max(peaks[:2]) <= peaks[2]
     assert [row["epoch"] for row in result["history"]] == list(range(10))
     assert "before training: Recall@1" in output
     assert "epoch 9/9:" in output

@@ -97,6 +97,31 @@ def test_two_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
     assert_one_run([command, command], variables, "2/2", tmp_path)
 
 
+@pytest.mark.parametrize(("code", "ends_with", "queued"), [(0, 0, ""), (3, 3, ""), (75, 75, "requeue 7")])
+def test_a_slurm_job_that_was_stopped_is_queued_again(code: int, ends_with: int, queued: str, tmp_path: Path) -> None:
+    # Stand-ins: srun runs its command, the program ends at once, after a SIGTERM to its whole group where it is stopped.
+    for name, text in {
+        "srun": 'while [[ $1 == --* ]]; do shift; done\nexec setsid --wait "$@"',
+        "scontrol": f"echo $* > {tmp_path}/queued",
+        "program": f"trap : TERM\n{'kill -TERM 0; sleep 0.2' if code == 75 else ':'}\nexit {code}",
+    }.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "2"}
+    done = subprocess.run(
+        ["bash", str(REPOSITORY / "scripts" / "slurm.sh"), "run=x"],
+        cwd=tmp_path,
+        env={**os.environ, **step, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": "program"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ends_with, done.stderr
+    assert ((tmp_path / "queued").read_text().strip() if queued else "") == queued
+    assert not (tmp_path / "queued").exists() or queued
+    assert not list(tmp_path.glob(".stopped*"))
+
+
 def test_what_cannot_be_divided_or_found_is_refused_once_and_leaves_nothing(tmp_path: Path) -> None:
     for option, message in {
         "data.batch_size=15": "data.batch_size=15 is the batch over all devices and cannot be divided over 2: set "

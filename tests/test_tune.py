@@ -9,7 +9,7 @@ import pytest
 from cli import TINY_GLYPHS, run_entry, run_ok
 
 optuna = pytest.importorskip("optuna")
-import settings  # noqa: E402
+import job_settings  # noqa: E402
 from proxy_anchor.errors import UsageError  # noqa: E402
 from proxy_anchor.training.jobs import SWEEP_JOB  # noqa: E402
 from proxy_anchor.training.tuning import Tuning, first_values, make_space  # noqa: E402
@@ -147,7 +147,7 @@ def test_bad_input_is_one_line_before_any_trial(arguments, message, tmp_path):
 def test_only_what_changes_no_number_may_change_while_a_search_goes_on():
     numbers = ["data.cache_side=64", "loss=triplet", "+trainer.limit_train_batches=3"]
     others = ["data.cache=ram", "+logger.wandb.project=x", "logger=csv", "data.num_workers=2"]
-    assert settings.decisive([*others, *numbers]) == sorted(numbers)
+    assert job_settings.decisive([*others, *numbers]) == sorted(numbers)
 
 
 def test_what_may_vary():

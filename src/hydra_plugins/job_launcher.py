@@ -70,10 +70,10 @@ class JobLauncher(BasicLauncher):
 
     def _job(self, cfg: DictConfig, overrides: list[str]) -> jobs.Job:
         """The command that runs this job alone, in the folder of this sweep."""
-        import settings  # here: Hydra imports this module for every program of this environment
+        import job_settings  # here: Hydra imports this module for every program of this environment
 
         folder = cfg.hydra.runtime.output_dir
-        return jobs.Job(settings.alone_command(cfg, overrides, folder), Path.cwd(), Path(folder))
+        return jobs.Job(job_settings.alone_command(cfg, overrides, folder), Path.cwd(), Path(folder))
 
     def _run(self, commands: list[jobs.Job], on_end: jobs.OnEnd) -> None:
         assert self.config is not None
@@ -98,9 +98,9 @@ class JobLauncher(BasicLauncher):
             flush=True,
         )
         if cfg.name == "local":
-            import settings
+            import job_settings
 
-            jobs.run_here(commands, settings.job_slots(self.config), on_end)
+            jobs.run_here(commands, job_settings.job_slots(self.config), on_end)
         elif cfg.name == "slurm":
             sbatch: Any = OmegaConf.to_container(cfg.sbatch)
             jobs.run_on_slurm(

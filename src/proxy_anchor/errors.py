@@ -17,6 +17,14 @@ class UsageError(ValueError):
     """
 
 
+class AgreedError(UsageError):
+    """Raised by all processes of a run alike, or by those that were told by the first: the first one says it for all."""
+
+
+class FolderTaken(UsageError):
+    """Raised where the folder of a run holds another one, before anything is written: it stays as it is."""
+
+
 class UnreadableImage(UsageError):
     """An image file that is missing, empty, damaged or no image; the message names it."""
 

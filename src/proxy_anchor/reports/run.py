@@ -15,7 +15,7 @@ import torch
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.unusable import BAD_IMAGES_FILE
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.memory import peak_memory
+from proxy_anchor.reports.memory import PeakMemory, peak_memory
 from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
 _SELECTED_ON = {
@@ -43,12 +43,17 @@ def device_name(device: torch.device) -> str:
 
 
 def make_result(
-    recall: RecallCallback, data: ImageDataModule, trainer: pl.Trainer, startup_seconds: dict[str, float]
+    recall: RecallCallback,
+    data: ImageDataModule,
+    trainer: pl.Trainer,
+    startup_seconds: dict[str, float],
+    memory: PeakMemory,
 ) -> dict[str, Any]:
     """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
     startup_seconds: from the command to the first step (see `Startup`). Rates are medians over epochs, in images per second.
-    Peak memory: of what torch holds on a GPU, of the whole process on a CPU, since `memory.reset_peak_memory`.
+    Peak memory: of what torch holds on a GPU, of the whole process on a CPU, since `memory.reset_peak_memory`; that of training
+    and that of evaluation also apart, None where there was none to do.
     """
     history = recall.history
     trained = [each for each in history if each.epoch > 0]
@@ -68,7 +73,9 @@ def make_result(
         "seconds_per_epoch": median(epoch_seconds),
         "train_images_per_second": images_per_epoch / median(each.train_seconds for each in trained),
         "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
-        "peak_memory_gib": peak_memory(device) / 2**30,
+        "peak_memory_gib": memory.gib() or peak_memory(device) / 2**30,
+        "peak_memory_training_gib": memory.gib("training"),
+        "peak_memory_evaluation_gib": memory.gib("evaluation"),
         "num_train_images": len(data.splits.train),
         "num_train_classes": data.splits.train.num_classes,
         "num_skipped_images": len(data.splits.skipped),
@@ -102,6 +109,8 @@ def summary(result: dict[str, Any], folder: Path) -> str:
         f"  {result['seconds_per_epoch']:.1f} s per epoch: {result['train_images_per_second']:.0f} images/s training, "
         f"{result['eval_images_per_second']:.0f} images/s evaluating, on {result['device']}"
     )
+    if None not in (peaks := [result.get(f"peak_memory_{each}_gib") for each in ("training", "evaluation")]):
+        lines.append(f"  peak memory {peaks[0]:.2f} GiB training, {peaks[1]:.2f} GiB evaluating")
     if skipped := result.get("num_skipped_images"):
         lines.append(f"  {skipped} training images cannot be read and were left out ({BAD_IMAGES_FILE} lists them)")
     lines += [f"  warning: {text}" for text in result.get("warnings", [])]

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.retrieval.search import (
     FAISS_GPU_MAX_K,
     as_rows,
@@ -266,7 +266,7 @@ class RecallAtK(Metric):
                 outcome = [str(error)]
         torch.distributed.broadcast_object_list(outcome, src=0, device=self._device_of_rows)
         if isinstance(outcome[0], str):
-            raise UsageError(outcome[0])
+            raise AgreedError(outcome[0])
         return outcome[0]
 
     def gathered_embeddings(self) -> list[Tensor]:

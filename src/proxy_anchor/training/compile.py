@@ -28,11 +28,10 @@ class CompiledNet:
     def __init__(self, net: nn.Module) -> None:
         # A step of hundreds of small kernels is launched more slowly than the card computes it; as a graph it is not.
         mode = "reduce-overhead" if torch.cuda.is_available() else None
-        if any(isinstance(module, DropPath) and module.drop_prob for module in net.modules()):
-            # The compiler's own random numbers on a card are others than the plain network's, with which it is compared.
-            from torch._inductor import config
+        from torch._inductor import config  # a second of imports, which torch.compile makes anyway
 
-            config.fallback_random = True
+        # The compiler's own random numbers on a card are others than the plain network's, with which it is compared.
+        config.fallback_random = any(isinstance(module, DropPath) and module.drop_prob for module in net.modules())
         self._forward = torch.compile(net.forward, dynamic=False, mode=mode)
         self._longest = {True: 0, False: 0}  # with and without gradients
 

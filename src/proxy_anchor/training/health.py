@@ -13,7 +13,9 @@ from torch import Tensor
 
 from proxy_anchor.data.table import shorten
 from proxy_anchor.reports.files import write_text
+from proxy_anchor.training.agreement import gather_objects, reduce_max, write_before_any_ends
 from proxy_anchor.training.guard import NotFinite
+from proxy_anchor.training.processes import rank
 
 if TYPE_CHECKING:
     from proxy_anchor.training.module import MetricLearner
@@ -32,7 +34,8 @@ class Health(pl.Callback):
     """Warns of what no error stops; keeps the batch when a number is not finite.
 
     It warns of collapsed embeddings, of a backbone that stands still or moves at a rate that is far off, and of dead
-    proxies. What it needs of a step stays on the device; the host reads a few numbers once an epoch.
+    proxies. What it needs of a step stays on the device; the host reads a few numbers once an epoch. Of several processes
+    each looks at its part, the counts are those of all, and the first one warns.
 
     folder: where REPLAY_FILE is written.
 
@@ -62,7 +65,8 @@ class Health(pl.Callback):
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
-        print(f"warning: {text}", flush=True)
+        if rank() == 0:
+            print(f"warning: {text}", flush=True)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
         """Remember where the backbone stands: its first tensor that is trained. Forget which classes were seen."""
@@ -82,7 +86,7 @@ class Health(pl.Callback):
         if self._before is not None and trainer.current_epoch >= pl_module.settings.warmup_epochs:
             self._look_at_backbone(trainer, pl_module, self._before)
         if self._seen is not None:
-            self._look_at_proxies(trainer, pl_module, self._seen)
+            self._look_at_proxies(trainer, pl_module, reduce_max(self._seen.int()).bool())
 
     def _look_at_backbone(self, trainer: pl.Trainer, pl_module: MetricLearner, before: Tensor) -> None:
         """Warn of one that has not moved in an epoch after the warm-up, or that its first such epoch moved far too much."""
@@ -135,9 +139,14 @@ class Health(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn of embeddings that are nearly one point; the untrained network's often are, and mean nothing yet."""
-        if self._sum is None or self._count < 2 or trainer.state.fn != "fit":
+        if trainer.state.fn != "fit":
             return
-        similarity = (float(self._sum.square().sum()) - self._count) / (self._count * (self._count - 1))
+        parts = gather_objects((None if self._sum is None else self._sum.cpu(), self._count))
+        count = sum(each for _, each in parts)
+        if count < 2:
+            return
+        total = torch.stack([each for each, _ in parts if each is not None]).sum(0)
+        similarity = (float(total.square().sum()) - count) / (count * (count - 1))
         if similarity > COLLAPSED:
             self._warn(
                 f"epoch {trainer.current_epoch + 1}: the embeddings have collapsed (mean pairwise similarity "
@@ -145,19 +154,22 @@ class Health(pl.Callback):
             )
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Write step, rates and the images of the last two batches, from which the step can be repeated."""
-        if not isinstance(exception, NotFinite):
+        """Write step, rates and the images of the last two batches, of all devices, from which the step can be repeated."""
+        if not isinstance(exception, NotFinite):  # which all processes raise after the same step
             return
+        batches = zip(*gather_objects([batch.cpu() for batch in self._batches]), strict=True)
         table = trainer.datamodule.splits.train  # type: ignore[attr-defined]
         content = {
             "error": str(exception),
             "step": trainer.global_step,
             "epoch": trainer.current_epoch + 1,
             "learning_rates": {group["name"]: group["lr"] for group in trainer.optimizers[0].param_groups},
-            "batches": [[str(table.paths[row]) for row in batch.tolist()] for batch in self._batches],
+            "batches": [[str(table.paths[row]) for row in torch.cat(parts).tolist()] for parts in batches],
         }
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / REPLAY_FILE, json.dumps(content, indent=2) + "\n")
+        if rank() == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.folder / REPLAY_FILE, json.dumps(content, indent=2) + "\n")
+        write_before_any_ends(trainer)
 
 
 def _proxies(pl_module: MetricLearner) -> Tensor | None:

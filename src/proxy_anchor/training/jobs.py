@@ -19,7 +19,7 @@ from typing import Any
 from proxy_anchor.cores import JOBS_AT_ONCE, usable_cores
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import write_text
-from proxy_anchor.training.processes import STOPPED, end_processes, terminated_as
+from proxy_anchor.training.processes import STOPPED, USAGE_ERROR, end_processes, terminated_as
 
 FAILURE_FILE = "error.txt"  # in the folder of a failed run: the trace, and the reason as its last line
 SWEEP_JOB = "PROXY_ANCHOR_SWEEP_JOB"  # set where a job's command was started by a launcher
@@ -92,9 +92,14 @@ def read_failure(folder: Path) -> str | None:
 
 
 def explain_failure(job: Job, code: int, trace: str = "") -> str:
-    """The reason of a job that ended with this exit code; written to its folder where the job could not do that itself."""
+    """The reason of a job that ended with this exit code; written to its folder where the job could not do that itself.
+
+    Where it did not want to, because its folder holds another run, that stays as it is.
+    """
     if (reason := read_failure(job.folder)) is not None:
         return reason
+    if code == USAGE_ERROR and (refusal := _last_error(job.output)) is not None:
+        return refusal
     reason = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     if code == STOPPED:
         reason = "stopped by a signal; the same command continues it"
@@ -102,6 +107,12 @@ def explain_failure(job: Job, code: int, trace: str = "") -> str:
         trace = "\n".join(job.output.read_text(encoding="utf-8", errors="replace").splitlines()[-50:])
     write_failure(job.folder, trace, f"{reason} (it printed to {job.output})")
     return reason
+
+
+def _last_error(output: Path) -> str | None:
+    """The last one-line error among what was printed to this file."""
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines() if output.is_file() else []
+    return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
 
 
 def visible_gpus() -> list[str]:

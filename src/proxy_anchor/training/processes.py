@@ -18,6 +18,7 @@ from proxy_anchor.errors import UsageError
 ERROR_FILE = "PROXY_ANCHOR_ERROR_FILE"  # where a rank leaves an error that a user can repair
 GRACE_S = 20.0  # from the first failure until the others, which may wait for it for ever, are ended
 USAGE_ERROR = 2  # exit code after an error that a user can repair
+NOTICES = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]  # to save and to stop
 STOPPED = 75  # sysexits.h's "temporary failure, try again": the same command continues the run
 
 
@@ -37,9 +38,11 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: Mapping[str, 
     """Run the command num_ranks times at once and wait for all.
 
     Each finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT in its environment, as
-    torchrun sets them, and `environment`. No process is left running when this returns or raises.
+    torchrun sets them, and `environment`. SIGTERM and SIGUSR1 are passed on to all, which end when they have written what
+    they have. No process is left running when this returns or raises.
 
-    Raises UsageError with what a rank left by `leave_error`, or RankError that names the rank which failed first.
+    Raises UsageError with what a rank left by `leave_error`, SystemExit(STOPPED) after a signal, or RankError that names the
+    rank which failed first.
     """
     with TemporaryDirectory() as folder:
         errors = [Path(folder) / f"rank{each}" for each in range(num_ranks)]
@@ -53,12 +56,12 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: Mapping[str, 
             **(environment or {}),
         }
         processes: list[subprocess.Popen] = []
-        with terminated_as(KeyboardInterrupt()):
+        with _collected_signals() as received:
             try:
                 for number, file in enumerate(errors):
                     own = {"RANK": str(number), "LOCAL_RANK": str(number), ERROR_FILE: str(file)}
                     processes.append(subprocess.Popen(command, env={**shared, **own}))
-                failed = _wait(processes)
+                stopped, failed = _wait(processes, received)
             except BaseException:
                 end_processes(processes, signal.SIGINT)  # on which they write what they have
                 raise
@@ -69,6 +72,8 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: Mapping[str, 
                 raise UsageError(file.read_text(encoding="utf-8"))
         if failed is not None:
             code = processes[failed].returncode
+            if stopped or code == STOPPED:
+                raise SystemExit(STOPPED)
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise RankError(f"process {failed} of {num_ranks} {how}; its messages stand above, and all were ended.")
 
@@ -81,19 +86,45 @@ def leave_error(text: str) -> bool:
     return True
 
 
-def _wait(processes: Sequence[subprocess.Popen]) -> int | None:
-    """The rank that failed first, a little after it did; None when all succeeded."""
+def _wait(processes: Sequence[subprocess.Popen], received: list[int]) -> tuple[bool, int | None]:
+    """(whether a signal was passed on, the rank that failed first or None), when all have ended or a little after a failure.
+
+    One that stopped by a signal is no failure: the first is still writing then.
+    """
+
+    def first_failed(*fine: int | None) -> int | None:
+        return next((n for n, each in enumerate(processes) if each.poll() not in (None, 0, *fine)), None)
+
+    stopped = False
     failed: int | None = None
     deadline = float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if failed is None:
-            failed = next((n for n, each in enumerate(processes) if each.poll() not in (None, 0)), None)
-            if failed is not None:
-                deadline = time.monotonic() + GRACE_S
+        while received:
+            number, stopped = received.pop(0), True
+            for process in processes:
+                process.send_signal(number)  # nothing is sent to one that has ended
+        if failed is None and (failed := first_failed(STOPPED)) is not None:
+            deadline = time.monotonic() + GRACE_S
         time.sleep(0.05)
-    if failed is None:
-        failed = next((n for n, each in enumerate(processes) if each.poll() not in (None, 0)), None)
-    return failed
+    failed = first_failed(STOPPED) if failed is None else failed
+    return stopped, first_failed() if failed is None else failed
+
+
+@contextmanager
+def _collected_signals() -> Iterator[list[int]]:
+    """SIGTERM and SIGUSR1 that arrive are put into the list, in the main thread: it alone may say what a signal does."""
+    received: list[int] = []
+    before: dict[int, Any] = {}
+    try:
+        for number in NOTICES:
+            before[number] = signal.signal(number, lambda number, frame: received.append(number))
+    except ValueError:
+        pass
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end_processes(processes: Sequence[subprocess.Popen], sign: int) -> None:

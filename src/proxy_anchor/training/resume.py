@@ -16,13 +16,14 @@ import torch
 from pytorch_lightning.loggers import CSVLogger
 
 from proxy_anchor.data.unusable import BAD_IMAGES_FILE
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.reports.files import write_text
+from proxy_anchor.training.agreement import LateRead, gather_objects, reduce_max, write_before_any_ends
 from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
 from proxy_anchor.training.checkpoint_io import previous_version
 from proxy_anchor.training.health import REPLAY_FILE
 from proxy_anchor.training.jobs import FAILURE_FILE
-from proxy_anchor.training.processes import STOPPED
+from proxy_anchor.training.processes import NOTICES, STOPPED
 
 RECORD_KEY = "run_record"
 _LEFT_BEFORE_A_CHECKPOINT = (
@@ -76,14 +77,15 @@ def clear_beginning(folder: Path) -> bool:
 class RunRecord(pl.Callback):
     """Keeps the rows of metrics.csv and the random numbers' state in every checkpoint, and restores them.
 
-    The file on the disk may be ahead of the checkpoint, or half written; the checkpoint's copy is neither.
+    The file on the disk may be ahead of the checkpoint, or half written; the checkpoint's copy is neither. Of several
+    processes the first keeps the rows, and every one its own random numbers.
     """
 
     def __init__(self) -> None:
         self._restored: dict[str, Any] | None = None
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict) -> None:
-        """Add them, as plain types."""
+        """Add them, as plain types. The trainer calls this in all processes, of which the first writes the file."""
         # The trainer logs an epoch's means only after its checkpoint.
         means = {name: float(value) for name, value in trainer.logged_metrics.items() if _is_mean(name)}
         rng = [torch.get_rng_state()]
@@ -92,12 +94,25 @@ class RunRecord(pl.Callback):
         checkpoint[RECORD_KEY] = {
             "metrics": [_read(logger) for logger in _csv_loggers(trainer)],
             "means": means | {"epoch": trainer.current_epoch, "step": trainer.global_step - 1},
-            "rng": rng,
+            "rng": gather_objects(rng),
         }
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict) -> None:
-        """Remember them until the loggers are there."""
-        self._restored = checkpoint.get(RECORD_KEY)
+        """Remember them until the loggers are there.
+
+        Raises AgreedError when the run began on another number of devices, which `trainer.devices=auto` does not tell.
+        """
+        record = checkpoint.get(RECORD_KEY)
+        if record is None:
+            return
+        if isinstance(record["rng"][0], torch.Tensor):  # written when only runs on one device were continued
+            record["rng"] = [record["rng"]]
+        if len(record["rng"]) != trainer.world_size:
+            raise AgreedError(
+                f"this run began with trainer.devices={len(record['rng'])} and there is another number now, "
+                f"{trainer.world_size}: continue it where there are as many, or choose another run=NAME."
+            )
+        self._restored = record
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Put the rows up to the checkpoint's epoch back in place of those that the killed run had written."""
@@ -118,7 +133,7 @@ class RunRecord(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go on with the same random numbers."""
         if self._restored is not None:
-            cpu, *cuda = self._restored["rng"]
+            cpu, *cuda = self._restored["rng"][trainer.global_rank]
             torch.set_rng_state(cpu.cpu())
             if cuda and pl_module.device.type == "cuda":
                 torch.cuda.set_rng_state(cuda[0].cpu(), pl_module.device)
@@ -129,7 +144,8 @@ def _is_mean(name: str) -> bool:
 
 
 def _csv_loggers(trainer: pl.Trainer) -> list[CSVLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, CSVLogger)]
+    """Those that write a file: none but in the first process."""
+    return [logger for logger in trainer.loggers if isinstance(logger, CSVLogger) and trainer.is_global_zero]
 
 
 def _read(logger: CSVLogger) -> str:
@@ -141,39 +157,91 @@ def _read(logger: CSVLogger) -> str:
 class StopOnSignal(pl.Callback):
     """Ends training on SIGTERM and SIGUSR1 (a cluster's notice) with exit code STOPPED, the last epoch's checkpoint written.
 
-    The step or evaluation batch that runs is finished first.
+    The step or evaluation batch that runs is finished first. Of several processes it is enough that one gets the signal: all
+    stop after the same step.
     """
 
     def __init__(self) -> None:
         self._received: int | None = None
         self._before: dict[int, Any] = {}
+        self._agreed = LateRead()
+        self._common_batches: list[int] = []  # of each evaluation loader: batches that every process has
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """On several devices, listen from here on, and instead of the trainer.
+
+        Its own answer to SIGTERM starts a broadcast from within the signal's handler, which no other process expects, and
+        for that it asks the GPU, and waits, before every step.
+        """
+        if trainer.world_size > 1:
+            trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+            self._listen()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen from the first step on, in place of the trainer: it ends `fit` on SIGTERM as if all epochs were done."""
         if trainer.received_sigterm:
             self._received = signal.SIGTERM
-        for number in (signal.SIGTERM, getattr(signal, "SIGUSR1", None)):
-            if number is not None:
-                self._before[number] = signal.signal(number, self._receive)
+        self._listen()
+
+    def _listen(self) -> None:
+        for number in NOTICES:
+            handler = signal.signal(number, self._receive)
+            if handler != self._receive:
+                self._before[number] = handler
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received = number
 
-    def _stop(self) -> None:
-        if self._received is not None:
+    def _stop(self, trainer: pl.Trainer, device: torch.device) -> None:
+        number = self._received if trainer.world_size == 1 else self._agree(device)
+        if not number:
+            return
+        if trainer.world_size > 1:
+            for each in NOTICES:  # whoever started the processes sends more of them as soon as one has ended
+                signal.signal(each, signal.SIG_IGN)
+            self._before = {}
+            write_before_any_ends(trainer)
+        if trainer.is_global_zero:
             print(
-                f"{signal.Signals(self._received).name}: stopped; the same command continues after the last whole epoch.",
+                f"{signal.Signals(number).name}: stopped; the same command continues after the last whole epoch.",
                 flush=True,
             )
-            raise SystemExit(STOPPED)
+        raise SystemExit(STOPPED)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *arguments: Any, **named: Any) -> None:
+    def _agree(self, device: torch.device) -> int:
+        """What any process had received one call ago, or 0; the same in all of them, which all call it.
+
+        One number is reduced per call, in line with the step's other reductions, and read only at the next call: neither the
+        host nor the GPU waits for it, so that it need not be saved for every few steps.
+        """
+        before = self._agreed.read()
+        # Filled on the device: a copy from the host would wait for the GPU.
+        self._agreed.send(reduce_max(torch.full((1,), self._received or 0, device=device)))
+        return before[0] if before else 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any, **named: Any) -> None:
         """Between two steps."""
-        self._stop()
+        self._stop(trainer, pl_module.device)
 
-    def on_validation_batch_end(self, trainer: pl.Trainer, *arguments: Any, **named: Any) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Processes may have one batch more or less than others: together they look after those that all have."""
+        if trainer.world_size > 1:
+            batches = torch.tensor([int(each) for each in trainer.num_val_batches], device=pl_module.device)
+            self._common_batches = reduce_max(-batches).neg().tolist()
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         """Between two batches of an evaluation."""
-        self._stop()
+        if trainer.world_size == 1 or batch_idx < self._common_batches[dataloader_idx]:
+            self._stop(trainer, pl_module.device)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the signals back, unless the trainer has: its handler would keep this run's memory for as long as the process."""

@@ -1,0 +1,149 @@
+"""A run on several devices that is killed, stopped or damaged, and the same command again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli import run_entry, run_ok
+from interruptions import RUN, assert_same_end, start, wait_for_line
+from omegaconf import OmegaConf
+
+from proxy_anchor.training.resume import newest_checkpoint
+
+TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The user's folder with an uninterrupted run."""
+    here = tmp_path_factory.mktemp("straight")
+    run_ok("train.py", *RUN, *TWO, cwd=here)
+    return here
+
+
+@pytest.fixture
+def arguments(straight):
+    return [*RUN, *TWO, f"dataset.root={straight}/data/glyphs"]
+
+
+@pytest.fixture
+def interrupted(straight, tmp_path):
+    """A copy of the finished run as if it had been killed just before its end."""
+    shutil.copytree(straight / "runs", tmp_path / "runs")
+    (tmp_path / "runs/x/result.json").unlink()
+    return tmp_path
+
+
+def test_all_processes_killed_and_started_again(straight, arguments, tmp_path):
+    process = start(*arguments, cwd=tmp_path)
+    wait_for_line(process, "epoch 2/5")
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    output = run_ok("train.py", *arguments, cwd=tmp_path)
+    assert output.count("continued after epoch") == 1
+    assert_same_end(tmp_path, straight)
+    assert output.count("epoch 5/5") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_all_killed_at_any_moment(seed, straight, arguments, tmp_path):
+    more = ["optimizer.ema_decay=0.9"] if seed % 2 else []
+    if more:
+        straight = tmp_path / "straight"
+        straight.mkdir()
+        run_ok("train.py", *arguments, *more, cwd=straight)
+    process = start(*arguments, *more, cwd=tmp_path)
+    time.sleep(random.Random(seed).uniform(4, 16))  # from the imports to the last epoch
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    run_ok("train.py", *arguments, *more, cwd=tmp_path)
+    assert_same_end(tmp_path, straight)
+
+
+def test_a_truncated_checkpoint_is_said_once_and_all_use_the_one_before(interrupted, straight, arguments):
+    last = interrupted / "runs/x/last.ckpt"
+    if not last.with_name("last.ckpt.previous").exists():  # all epochs may fall between two writes
+        shutil.copy(last, last.with_name("last.ckpt.previous"))
+    os.truncate(last, last.stat().st_size // 2)
+    process = start(*arguments, cwd=interrupted, launcher=TORCHRUN)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert output.count("is damaged or no checkpoint") == output.count("last.ckpt.previous of epoch") == 1
+    assert_same_end(interrupted, straight)
+
+
+def test_a_finished_run_is_not_repeated(straight, arguments):
+    before = (straight / "runs/x/last.ckpt").stat().st_mtime_ns
+    assert "finished: it is not repeated" in run_ok("train.py", *arguments, cwd=straight)
+    process = start(*arguments, cwd=straight, launcher=TORCHRUN)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert output.count("finished: it is not repeated") == 1
+    assert (straight / "runs/x/last.ckpt").stat().st_mtime_ns == before
+
+
+def test_other_settings_are_named_once(interrupted, arguments):
+    for launcher in (None, TORCHRUN):
+        process = start(*arguments, "loss.alpha=16", cwd=interrupted, launcher=launcher)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode != 0
+        assert output.count("error: ") == 1, output
+        assert output.count("holds a run with other settings (loss.alpha): choose another run=NAME") == 1
+    done = run_entry("train.py", *arguments, "resume=never", cwd=interrupted)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "already holds a run: choose another run=NAME" in done.stderr
+
+
+def test_fewer_devices_than_auto_found_at_first_are_refused(interrupted, arguments):
+    # devices=auto is no other setting; on a CPU it is one device, where there were two.
+    file = interrupted / "runs/x/config.yaml"
+    config = OmegaConf.load(file)
+    config.trainer.devices = "auto"
+    OmegaConf.save(config, file)
+    done = run_entry("train.py", *arguments, "trainer.devices=auto", cwd=interrupted)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "this run began with trainer.devices=2 and there is another number now, 1" in done.stderr
+
+
+@pytest.mark.parametrize("whom", ["command", "all", "one", "torchrun"])
+def test_a_signal_stops_all_after_the_same_step(whom, straight, arguments, tmp_path):
+    number = signal.SIGUSR1 if whom == "command" else signal.SIGTERM
+    process = start(*arguments, cwd=tmp_path, launcher=TORCHRUN if whom == "torchrun" else None)
+    output = wait_for_line(process, "epoch 2/5")
+    if whom == "all":
+        os.killpg(process.pid, number)
+    elif whom == "one":
+        os.kill(children(process.pid)[-1], number)
+    else:
+        process.send_signal(number)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == (1 if whom == "torchrun" else 75), rest  # torchrun has codes of its own
+    assert (output + rest).count(f"{number.name}: stopped; the same command continues") == 1, rest
+    assert "Error" not in rest or whom == "torchrun", rest
+    assert newest_checkpoint(tmp_path / "runs/x").epoch == 2
+    if whom in ("one", "torchrun"):
+        assert "continued after epoch 2 of 5 (last.ckpt)" in run_ok("train.py", *arguments, cwd=tmp_path)
+        assert_same_end(tmp_path, straight)
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_signal_before_the_first_step_has_the_same_code(arguments, tmp_path):
+    process = start(*arguments, cwd=tmp_path)
+    wait_for_line(process, "network: ")  # the first evaluation follows
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert not list(tmp_path.rglob("*.json"))

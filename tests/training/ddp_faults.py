@@ -1,0 +1,105 @@
+"""Faults in one of two processes. Imported by the processes themselves."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+
+from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
+from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.data.table import Splits
+from proxy_anchor.training.guard import NotFinite
+from proxy_anchor.training.health import Health
+from proxy_anchor.training.module import MetricLearner
+from proxy_anchor.training.optim import OptimizerSettings
+
+
+class OwnClass(Health):
+    """As if each process had met the class of its own number only."""
+
+    def on_train_batch_start(self, *arguments: Any) -> None:
+        super().on_train_batch_start(*arguments)
+        assert self._seen is not None
+        self._seen.zero_()[dist.get_rank()] = True
+
+
+class BadNumber(MetricLearner):
+    """The third step's loss is not finite, in the second process alone."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        if self.global_step == 2 and dist.get_rank() == 1:
+            self._loss_finite = torch.tensor(False)
+        return loss
+
+
+class StandingBackbone(MetricLearner):
+    """Its optimizer never sees a gradient of the backbone."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        super().on_before_optimizer_step(optimizer)
+        for parameter in self.net.backbone.parameters():
+            parameter.grad = None
+
+
+def watch(splits: Splits, folder: Path, learner_type: type[MetricLearner], health_type: type[Health]) -> dict[str, Any]:
+    """Two epochs of two steps in two processes: the warnings, what was printed, and the error that ended it."""
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    net = EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32, batch_norm="frozen_statistics")
+    learner = learner_type(net, ProxyAnchorLoss(3, 8), OptimizerSettings(lr=1e-4, warmup_epochs=0))
+    health, error = health_type(folder), None
+    trainer = pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        callbacks=[health],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        use_distributed_sampler=False,
+        default_root_dir=folder,
+    )
+    data = ImageDataModule(splits, batch_size=6, eval_batch_size=5, num_workers=0, crop=32, resize=32)
+    with redirect_stdout(StringIO()) as printed:
+        try:
+            trainer.fit(learner, data)
+        except NotFinite as stopped:
+            error = str(stopped)
+    return {"warnings": health.warnings, "printed": printed.getvalue(), "error": error, "step": trainer.global_step}
+
+
+def watch_all(splits: Splits, folder: Path) -> dict[str, dict[str, Any]]:
+    return {
+        "fine": watch(splits, folder, MetricLearner, Health),
+        "standing": watch(splits, folder, StandingBackbone, Health),
+        "classes": watch(splits, folder, MetricLearner, OwnClass),
+        "not finite": watch(splits, folder, BadNumber, Health),
+    }
+
+
+def evaluate_parts(folder: Path, parts: list[list[torch.Tensor]]) -> list[list[str]]:
+    """The warnings after each evaluation, of which each process had one of the parts, or none of it."""
+    dist.init_process_group("gloo")
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), current_epoch=0)
+    told = []
+    for part in parts:
+        health, none = Health(folder), SimpleNamespace()
+        health.on_validation_epoch_start(trainer, none)  # type: ignore[arg-type]
+        if len(mine := part[int(os.environ["RANK"])]):
+            health.on_validation_batch_end(trainer, none, {"embeddings": mine})
+        health.on_validation_epoch_end(trainer, none)  # type: ignore[arg-type]
+        told.append(health.warnings)
+    return told
