@@ -20,6 +20,7 @@ from proxy_anchor.data.images import default_num_workers
 from proxy_anchor.data.inputs import ImageInput, InputImages, collate_readable, input_key
 from proxy_anchor.data.jpeg import CardDecoder, EncodedImages
 from proxy_anchor.errors import UsageError, check_choice, check_int
+from proxy_anchor.fetch import Fetch
 from proxy_anchor.training.trained import TrainedNet
 
 SHARD_IMAGES = 4096  # embedded between two files of a resumable run
@@ -28,7 +29,7 @@ _BATCHES_AHEAD = 2  # decoded on the card before the network takes them
 
 # Places, pixels, thumbnails, skipped; and the same with embeddings.
 _Pixels = tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]]
-_Batch = tuple[list[int], "_Fetched", list[bytes], list[tuple[int, str]]]
+_Batch = tuple[list[int], Fetch, list[bytes], list[tuple[int, str]]]
 
 
 def choose_device(name: str | torch.device | None = None) -> torch.device:
@@ -159,7 +160,7 @@ class Embedder:
         # One batch behind: the GPU works on the next batch while this one's embeddings are checked and stored.
         waiting: _Batch | None = None
         for places, pixels, thumbnails, skipped in self._pixels(dataset):
-            found = _fetching(self.forward(pixels)) if places else _Fetched(torch.empty(0, self.embedding_dim))
+            found = Fetch(self.forward(pixels) if places else torch.empty(0, self.embedding_dim))
             if waiting is not None:
                 yield self._finish(waiting, todo)
             waiting = (places, found, thumbnails, skipped)
@@ -194,7 +195,7 @@ class Embedder:
         self, batch: _Batch, todo: Sequence[int]
     ) -> tuple[list[int], np.ndarray, list[bytes], list[tuple[int, str]]]:
         places, embeddings, thumbnails, skipped = batch
-        table = embeddings.numpy()
+        table = embeddings.get().numpy()
         bad = int((~np.isfinite(table)).any(1).sum())
         if bad:
             raise UsageError(
@@ -205,28 +206,6 @@ class Embedder:
     def _variant(self, thumbnail_side: int) -> str:
         decoder = "-card" if self.decode == "gpu" else ""
         return f"{self.trained.fingerprint}-{self.precision}-{thumbnail_side}{decoder}"
-
-
-@dataclass(frozen=True)
-class _Fetched:
-    """A batch's embeddings on their way to the host; `arrived` is recorded behind the copy."""
-
-    host: Tensor
-    arrived: torch.cuda.Event | None = None
-
-    def numpy(self) -> np.ndarray:
-        """Waits for this copy, not for what was given to the card after it."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.host.numpy()
-
-
-def _fetching(embeddings: Tensor) -> _Fetched:
-    if not embeddings.is_cuda:
-        return _Fetched(embeddings)
-    host = torch.empty(embeddings.shape, dtype=embeddings.dtype, pin_memory=True)
-    host.copy_(embeddings, non_blocking=True)
-    return _Fetched(host, torch.cuda.current_stream(embeddings.device).record_event())
 
 
 def _taken(decoded: Future) -> _Pixels:

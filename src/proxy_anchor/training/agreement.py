@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -55,31 +54,6 @@ def reduce_max(values: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
-
-
-class LateRead:
-    """Numbers on their way from the device to the host, read later: by then they are there, and nothing waits for a GPU."""
-
-    def __init__(self) -> None:
-        self._values: Tensor | None = None
-        self._copied: torch.cuda.Event | None = None
-
-    def send(self, values: Tensor) -> None:
-        """Start the copy of (N,) numbers; the ones before are forgotten."""
-        self._values = values
-        if values.is_cuda:
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-
-    def read(self) -> list[Any] | None:
-        """The numbers that were sent last; None before the first."""
-        if self._values is None:
-            return None
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._values.tolist()
 
 
 def write_before_any_ends(trainer: pl.Trainer) -> None:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import AgreedError
-from proxy_anchor.training.agreement import LateRead, reduce_max
+from proxy_anchor.fetch import Fetch
+from proxy_anchor.training.agreement import reduce_max
 from proxy_anchor.training.gather import world_size
 
 
@@ -24,7 +25,7 @@ class FiniteGuard:
 
     def __init__(self) -> None:
         self._where = ""
-        self._shown = LateRead()  # (2,) whether they are bad: loss, gradient
+        self._shown: Fetch | None = None  # (2,) whether they are bad: loss, gradient
 
     def show(self, where: str, loss_finite: Tensor, norm: Tensor) -> Tensor:
         """Remember a step's numbers; returns a () float on their device: 1 if one of them is not finite, else 0.
@@ -35,12 +36,12 @@ class FiniteGuard:
         if world_size() > 1:
             bad = reduce_max(bad.int())
         self._where = where
-        self._shown.send(bad)
+        self._shown = Fetch(bad)
         return bad.any().float()
 
     def check(self) -> None:
         """Raise NotFinite if the step that was shown last had a number that is not finite."""
-        loss_bad, gradient_bad = self._shown.read() or (False, False)
+        loss_bad, gradient_bad = (False, False) if self._shown is None else self._shown.get().tolist()
         if loss_bad:
             raise NotFinite(
                 f"the loss is not finite {self._where}, and no step was taken on it: lower optimizer.lr (or loss.alpha), or "

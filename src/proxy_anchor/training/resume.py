@@ -17,8 +17,9 @@ from pytorch_lightning.loggers import CSVLogger
 
 from proxy_anchor.data.unusable import BAD_IMAGES_FILE
 from proxy_anchor.errors import AgreedError, UsageError
+from proxy_anchor.fetch import Fetch
 from proxy_anchor.reports.files import write_text
-from proxy_anchor.training.agreement import LateRead, gather_objects, reduce_max, write_before_any_ends
+from proxy_anchor.training.agreement import gather_objects, reduce_max, write_before_any_ends
 from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
 from proxy_anchor.training.checkpoint_io import previous_version
 from proxy_anchor.training.health import REPLAY_FILE
@@ -164,7 +165,7 @@ class StopOnSignal(pl.Callback):
     def __init__(self) -> None:
         self._received: int | None = None
         self._before: dict[int, Any] = {}
-        self._agreed = LateRead()
+        self._agreed: Fetch | None = None
         self._common_batches: list[int] = []  # of each evaluation loader: batches that every process has
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -215,10 +216,10 @@ class StopOnSignal(pl.Callback):
         One number is reduced per call, in line with the step's other reductions, and read only at the next call: neither the
         host nor the GPU waits for it, so that it need not be saved for every few steps.
         """
-        before = self._agreed.read()
+        before = 0 if self._agreed is None else int(self._agreed.get())
         # Filled on the device: a copy from the host would wait for the GPU.
-        self._agreed.send(reduce_max(torch.full((1,), self._received or 0, device=device)))
-        return before[0] if before else 0
+        self._agreed = Fetch(reduce_max(torch.full((1,), self._received or 0, device=device)))
+        return before
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any, **named: Any) -> None:
         """Between two steps."""
