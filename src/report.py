@@ -153,6 +153,7 @@ def _searched(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
     from omegaconf import OmegaConf
 
     import settings
+    from proxy_anchor.allocator import keep_freed_memory
     from proxy_anchor.reports.runs import CONFIG_FILE
     from proxy_anchor.retrieval.embedder import Embedder
     from proxy_anchor.training.trained import load_trained
@@ -160,6 +161,7 @@ def _searched(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
     for folder in folders:
         if not (folder / CONFIG_FILE).is_file():
             raise UsageError(f"{folder} is no run folder: expected {CONFIG_FILE} and best.ckpt in it.")
+    keep_freed_memory()
     cfg: Any = OmegaConf.load(folders[0] / CONFIG_FILE)
     splits = settings.load_splits(cfg, training=False)
     tables = [splits.query] if splits.gallery is None else [splits.query, splits.gallery]

@@ -68,6 +68,24 @@ def pairs(table: ImageTable, root: Path) -> list[tuple[str, str]]:
     ]
 
 
+def save_names(file: Path, names: list[str]) -> None:
+    savemat(file, {"class_names": np.array([[name] for name in names], dtype=object).reshape(1, -1)})
+
+
+def test_classes_have_names_where_the_set_has_them(tmp_path, complete):
+    complete(2, 3, 2, 4)
+    root = make_two_folders(tmp_path)
+    names = [f"Car {number}" for number in range(1, 197)]
+    save_names(root / "devkit" / "cars_meta.mat", names)
+    splits = load_cars(root, allow_partial=True)
+    assert set(splits.train.classes) == {"1 Car 1", "2 Car 2", "98 Car 98"}
+    assert set(splits.query.classes) == {"99 Car 99", "196 Car 196"}
+    save_names(root / "devkit" / "cars_meta.mat", names[:5])  # of another set
+    assert set(load_cars(root, allow_partial=True).query.classes) == {"99", "196"}
+    (root / "devkit" / "cars_meta.mat").write_bytes(b"damaged")
+    assert set(load_cars(root, allow_partial=True).query.classes) == {"99", "196"}
+
+
 def refused(*arguments, **named) -> str:
     with pytest.raises(UsageError) as caught:
         load_cars(*arguments, **named)
@@ -242,6 +260,7 @@ def test_the_real_annotations_of_the_half(tmp_path):
     (tmp_path / "devkit").symlink_to(HALF / "devkit")
     splits = load_cars(tmp_path, allow_partial=True)
     assert (len(splits.train), len(splits.query)) == (4052, 4092)
-    assert splits.train.classes == tuple(str(label) for label in range(1, 99))
-    assert splits.query.classes == tuple(str(label) for label in range(99, 197))
+    for table, first in ((splits.train, 1), (splits.query, 99)):
+        assert [name.partition(" ")[0] for name in table.classes] == [str(label) for label in range(first, first + 98)]
+    assert splits.train.classes[0] == "1 AM General Hummer SUV 2000"
     assert "found 4,052 training images of 98 classes and 4,092 test images of 98 classes" in refused(tmp_path)

@@ -24,6 +24,7 @@ KNOWN_TOTALS = {
     8041: "it looks like cars_test alone, the test part of the image split",
 }
 _LAST_TRAIN_CLASS = 98
+_CLASSES = 196
 _PARTS = {
     "cars_train": ("cars_train_annos.mat",),
     "cars_test": ("cars_test_annos_withlabels.mat", "cars_test_annos.mat"),
@@ -39,9 +40,10 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
     """
     root = require_folder(root, "Cars-196")
     rows, note = _joint(root) or _two_folders(root)
+    names = _class_names(root)
     rows, missing = present_rows(rows, "Cars-196", allow_partial=allow_partial, verify_files=verify_files)
-    train = [(path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS]
-    test = [(path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS]
+    train = [(path, names.get(label, str(label))) for path, label in rows if label <= _LAST_TRAIN_CLASS]
+    test = [(path, names.get(label, str(label))) for path, label in rows if label > _LAST_TRAIN_CLASS]
     hint = "; ".join(filter(None, [missing, note, KNOWN_TOTALS.get(len(rows))]))
     [train_table], [test_table] = make_tables(train), make_tables(test)
     return require_counts(Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, hint=hint)
@@ -65,6 +67,21 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
         (str(name), int(label))
         for name, label in zip(np.atleast_1d(names), np.atleast_1d(annotations["class"]), strict=True)
     ]
+
+
+def _class_names(root: Path) -> dict[int, str]:
+    """{1: "1 AM General Hummer SUV 2000", ...} where one of the set's files has them; numbers do as well."""
+    from scipy.io import loadmat
+
+    for name in ("cars_meta.mat", "cars_annos.mat"):
+        file = find_below(root, name)
+        try:
+            names = [] if file is None else np.atleast_1d(loadmat(file, squeeze_me=True)["class_names"])
+        except Exception:  # not there, or whatever the broken bytes provoke
+            continue
+        if len(names) == _CLASSES:
+            return {number: f"{number} {each}" for number, each in enumerate(names, start=1)}
+    return {}
 
 
 def _joint(root: Path) -> tuple[list[tuple[Path, int]], str] | None:

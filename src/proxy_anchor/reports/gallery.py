@@ -75,7 +75,7 @@ def retrieval_gallery(
             left = 2 * _GAP + column * (_TILE + _GAP)
             page.paste(_tile(gallery.paths[each.index], HIT if each.is_hit else MISS), (left, top))
             # A sign beside the colour, so that the picture also reads in grey.
-            draw.text((left, top + _TILE), f"{'hit ' if each.is_hit else 'miss'} {each.similarity:.2f}", "black", font)
+            draw.text((left, top + _TILE), f"{'hit' if each.is_hit else 'miss'}  {each.similarity:.2f}", "black", font)
     return page
 
 

@@ -76,7 +76,7 @@ def _assign(
 def grid_picture(
     paths: Sequence[Path], cells: np.ndarray, *, tile: int = 64, frames: Sequence[str] = ()
 ) -> Image.Image:
-    """Each image in its cell, `tile` pixels wide. frames: a colour per image, for a border in its class's colour, or none.
+    """The middle of each image, which is as wide as high, in its cell, `tile` pixels wide. frames: a colour per image, for a border in its class's colour, or none.
 
     Raises UsageError when the picture would have more than MAX_SIDE_PX on a side, and for an image that cannot be read.
     """
@@ -89,7 +89,7 @@ def grid_picture(
     inner = (tile - 2 * border, tile - 2 * border)
     page = Image.new("RGB", (side * tile, side * tile), "white")
     for index, (path, (column, row)) in enumerate(zip(paths, cells, strict=True)):
-        picture = ImageOps.pad(read_rgb(path), inner, color="white")
+        picture = ImageOps.fit(read_rgb(path), inner)
         if frames:
             picture = ImageOps.expand(picture, border, frames[index])
         page.paste(picture, (int(column) * tile, (side - 1 - int(row)) * tile))
