@@ -101,6 +101,7 @@ def retrieval(
         select_queries,
         side_by_side,
         worst_of_classes,
+        write_class_recall,
         write_retrieval_page,
     )
 
@@ -114,14 +115,14 @@ def retrieval(
     rows = select_queries(splits, embeddings, "path" if paths else choose, count=count, paths=paths)
     side_by_side(splits, models, rows, k=neighbours).save(_made(output) / "retrieval.png")
     write_retrieval_page(output / "retrieval.html", splits, models, rows, k=neighbours)
-    recall = class_recall(splits, embeddings)
+    recalls = {name: class_recall(splits, each) for name, each in models.items()}
+    write_class_recall(output / "class_recall.csv", splits, recalls)
+    recall = next(iter(recalls.values()))
     worst = sorted(recall, key=lambda name: (recall[name], name))[:20]
     chart = class_recall_chart(recall, worst=20, queries=worst_of_classes(splits, embeddings, worst))
     save_figure(chart, output / "class_recall")
     listed = ", ".join(f"{name} {100 * recall[name]:.1f}" for name in worst[:5])
-    return (
-        f"worst classes, Recall@1: {listed}\nwritten to {output}: retrieval.html, retrieval.png, class_recall.svg, .png"
-    )
+    return f"worst classes, Recall@1: {listed}\nwritten to {output}: retrieval.html, retrieval.png, class_recall.svg, .png, .csv"
 
 
 def embedding_maps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 from pathlib import Path
@@ -41,6 +42,10 @@ def test_choices(here):
     arguments = ("retrieval=runs/first", "against=runs/second", "choose=worst", "queries=5", "k=3", "output=a")
     assert "worst classes, Recall@1: " in run_ok("report.py", *arguments, cwd=here)
     assert (here / "a/retrieval.html").read_text().count("<section") == 5
+    header, *rows = csv.reader((here / "a/class_recall.csv").read_text().splitlines())
+    assert header == ["class", "queries", "runs/first", "runs/second"]
+    assert sum(int(row[1]) for row in rows) == 64
+    assert [float(row[2]) for row in rows] == sorted(float(row[2]) for row in rows)
     refused = run_entry("report.py", "retrieval=runs/first", "against=runs/first", "output=c", cwd=here)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "another run's folder" in refused.stderr

@@ -10,6 +10,7 @@ The image split behind those two folders shares its classes and has no part in t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +77,7 @@ def _class_names(root: Path) -> dict[int, str]:
     for name in ("cars_meta.mat", "cars_annos.mat"):
         file = find_below(root, name)
         try:
-            names = [] if file is None else np.atleast_1d(loadmat(file, squeeze_me=True)["class_names"])
+            names: Any = [] if file is None else np.atleast_1d(loadmat(file, squeeze_me=True)["class_names"])
         except Exception:  # not there, or whatever the broken bytes provoke
             continue
         if len(names) == _CLASSES:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -32,6 +34,22 @@ def class_recall(splits: Splits, embeddings: Sequence[Tensor], *, k: int = 1) ->
     found = nearest_images(splits, embeddings, range(len(query)), k)
     hit = np.array([any(each.is_hit for each in row) for row in found])
     return {query.classes[label]: float(hit[query.labels == label].mean()) for label in np.unique(query.labels)}
+
+
+def write_class_recall(file: Path, splits: Splits, recalls: Mapping[str, Mapping[str, float]]) -> None:
+    """CSV: class, its queries, and its recall by each model (`class_recall` under its name), the first model's worst first."""
+    first, *_ = recalls.values()
+    labels = splits.query.labels
+    queries = {
+        splits.query.classes[label]: int(count)
+        for label, count in zip(*np.unique(labels, return_counts=True), strict=True)
+    }
+    stream = io.StringIO(newline="")
+    table = csv.writer(stream, lineterminator="\n")
+    table.writerow(["class", "queries", *recalls])
+    for name in sorted(first, key=lambda name: first[name]):
+        table.writerow([name, queries[name], *(f"{each[name]:.4f}" for each in recalls.values())])
+    write_text(file, stream.getvalue())
 
 
 def worst_queries(splits: Splits, embeddings: Sequence[Tensor]) -> list[int]:
