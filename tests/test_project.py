@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import re
@@ -171,6 +172,25 @@ def test_table_of_the_fast_recipe_is_what_the_runs_wrote(epochs):
     lines = (REPOSITORY / "docs/results.md").read_text().splitlines()
     [line] = [each for each in lines if each.startswith(f"| {epochs} | 1, 2 |")]
     assert [cell.strip(" *") for cell in line.strip("|").split("|")][2:] == expected
+
+
+def test_table_of_the_worst_classes_is_what_the_report_wrote():
+    folder = REPOSITORY / "docs/results/cars_half_report"
+    rows = list(csv.DictReader((folder / "class_recall.csv").read_text().splitlines()))
+    text = (REPOSITORY / "docs/results.md").read_text()
+    for row in rows[:10]:
+        recalls = " | ".join(f"{100 * float(row[name]):.1f}" for name in ("proxy_anchor", "proxy_nca"))
+        assert f"| {row['class']} | {row['queries']} | {recalls} |" in text
+    recalls = [[float(row[name]) for row in rows] for name in ("proxy_anchor", "proxy_nca")]
+    ahead = [sum(a > b for a, b in zip(*pair, strict=True)) for pair in (recalls, recalls[::-1])]
+    assert f"correlation over classes {statistics.correlation(*recalls):.2f}" in text
+    assert f"each is ahead on {ahead[0]} of the 98, level on {98 - sum(ahead)}" in text
+    assert ahead[0] == ahead[1]
+    runs = [json.loads((folder / f"{name}.json").read_text()) for name in ("proxy_anchor", "proxy_nca")]
+    best = " and ".join(f"{100 * run['best']['recall']['1']:.1f}" for run in runs)
+    seconds = {f"{sum(e['train_seconds'] + e['eval_seconds'] for e in run['history'][1:]):.1f} s" for run in runs}
+    assert f"best Recall@1 {best}, {seconds.pop()} of" in text
+    assert not seconds
 
 
 @pytest.mark.parametrize("rerank", ["none", "query_expansion", "k_reciprocal"])
