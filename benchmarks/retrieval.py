@@ -23,6 +23,7 @@ import torch
 from common import make_photographs
 from torch.nn import functional as F
 
+from proxy_anchor.allocator import keep_freed_memory
 from proxy_anchor.data.crops import CentralCrop
 from proxy_anchor.data.images import default_num_workers
 from proxy_anchor.data.inputs import InputImages, collate_readable, find_images
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", help="JSON file")
     given = parser.parse_args()
+    keep_freed_memory()  # as every command does
 
     here = Path(__file__).parent
     command = ["git", "describe", "--always", "--dirty"]
