@@ -126,6 +126,17 @@ def test_only_so_many_pixels_are_decoded_at_once(folder, monkeypatch):
         assert torch.equal(together[row][0], apart[row][0])
 
 
+def test_a_header_that_claims_too_many_pixels_is_left_to_pillow(folder, tmp_path):
+    content = bytearray(folder[0].read_bytes())
+    place = content.index(b"\xff\xc0")
+    content[place + 5 : place + 9] = b"\xff\xff\xff\xff"
+    (tmp_path / "bomb.jpg").write_bytes(content)
+    assert plain_size(bytes(content)) == (65535, 65535)
+    images = InputImages([tmp_path / "bomb.jpg"], CROP)
+    assert EncodedImages(images)[0] == images[0]
+    assert "bomb.jpg" in images[0][3]
+
+
 def test_thumbnails_keep_the_shape(folder):
     found = decoded(folder, side=24)
     with Image.open(io.BytesIO(found[0][1])) as small:

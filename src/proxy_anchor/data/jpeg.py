@@ -87,7 +87,7 @@ class EncodedImages(Dataset):
             except (OSError, ValueError):
                 return self.images[row]  # which says why
         size = plain_size(content)
-        if size is None:
+        if size is None or size[0] * size[1] > _PIXELS_AT_ONCE:  # Pillow's limits decide about those
             return self.images[row]
         return row, torch.from_numpy(np.frombuffer(content, np.uint8).copy()), size
 
