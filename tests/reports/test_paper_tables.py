@@ -256,8 +256,8 @@ def test_a_whole_number_is_the_same_setting_with_and_without_a_point(tmp_path):
 
 def test_a_setting_that_most_runs_share_is_not_said(tmp_path):
     colours = ("dataset.images.brightness=0.4", "dataset.images.hue=0.1", "backbone.drop_path=0.1", "loss.delta=0")
-    for name, settings in {"a": (), "b": ("loss.alpha=16",), "c": ("loss.alpha=64",), "d": colours}.items():
-        write_run(tmp_path / name, *CARS, *settings)
+    for name, overrides in {"a": (), "b": ("loss.alpha=16",), "c": ("loss.alpha=64",), "d": colours}.items():
+        write_run(tmp_path / name, *CARS, *overrides)
     short = "cars, Proxy-Anchor, BN, 512-d"
     several = f"{short}, backbone.drop_path 0.1, images.brightness 0.4, images.hue 0.1, 2 more"
     names = list(figures.named_groups(read_runs(tmp_path)))
