@@ -79,3 +79,6 @@ def test_scatter_has_a_group_per_class() -> None:
     places = np.random.default_rng(0).random((30, 2))
     figure = scatter(places, np.arange(30) % 10, [str(each) for each in range(10)])
     assert len(figure.axes[0].collections) == 10
+    figure.canvas.draw()
+    [legend], [axes] = figure.legends, figure.axes
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())  # it covers no point

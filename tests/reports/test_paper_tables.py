@@ -71,7 +71,7 @@ def test_another_setting_is_marked_and_makes_a_row_of_its_own(tmp_path):
     assert rows[0].mark == ""
     assert rows[1].mark == (
         "dataset.allow_partial True (contract False); dataset.load.allow_partial True (contract False); "
-        "loss.alpha 16 (contract 32.0)"
+        "loss.alpha 16 (contract 32)"
     )
 
 
@@ -84,7 +84,7 @@ DEVIATIONS = {
 @pytest.mark.parametrize("key", DEVIATIONS)
 def test_colours_and_drop_path_are_marked_as_what_the_paper_has_not(tmp_path, key):
     write_run(tmp_path / "a", *CARS, f"{key}=0.1")
-    assert main_row(paper_tables(read_runs(tmp_path), [contract()])).mark == f"{key} 0.1 (contract 0.0)"
+    assert main_row(paper_tables(read_runs(tmp_path), [contract()])).mark == f"{key} 0.1 (contract 0)"
 
 
 def test_runs_from_before_a_setting_are_no_other_runs(tmp_path):
@@ -231,6 +231,9 @@ def test_worst_classes_stand_first():
     shown = [(each.get_extent(), tuple(each.get_array()[0, 0])) for each in figure.axes[1].images]
     assert [colour for _, colour in shown] == [(255, 0, 0), (0, 0, 255)]
     assert all(low < 1 < high for (_, _, low, high), _ in shown)  # beside the bar of "bad"
+    figure.canvas.draw()
+    boxes = [each.get_window_extent() for each in figure.axes[1].images]
+    assert all(0.8 < box.width / box.height < 1.25 for box in boxes)
 
 
 def test_runs_with_other_settings_are_not_taken_for_seeds(tmp_path):
@@ -242,6 +245,33 @@ def test_runs_with_other_settings_are_not_taken_for_seeds(tmp_path):
         "cars, Proxy-Anchor, BN, 512-d, alpha 16": 2,
         "cars, Proxy-Anchor, BN, 512-d, alpha 32": 2,
     }
+
+
+def test_a_whole_number_is_the_same_setting_with_and_without_a_point(tmp_path):
+    write_run(tmp_path / "config", *CARS, "seed=1")
+    write_run(tmp_path / "sweep", *CARS, "seed=2", "loss.alpha=32", "dataset.images.scale=[0.08,1]")
+    row = main_row(paper_tables(read_runs(tmp_path), [contract()]))
+    assert (row.runs, row.mark) == (2, "")
+
+
+def test_a_setting_that_most_runs_share_is_not_said(tmp_path):
+    colours = ("dataset.images.brightness=0.4", "dataset.images.hue=0.1", "backbone.drop_path=0.1", "loss.delta=0")
+    for name, overrides in {"a": (), "b": ("loss.alpha=16",), "c": ("loss.alpha=64",), "d": colours}.items():
+        write_run(tmp_path / name, *CARS, *overrides)
+    short = "cars, Proxy-Anchor, BN, 512-d"
+    several = f"{short}, backbone.drop_path 0.1, images.brightness 0.4, images.hue 0.1, 2 more"
+    names = list(figures.named_groups(read_runs(tmp_path)))
+    assert names == [f"{short}, alpha 32", f"{short}, alpha 16", f"{short}, alpha 64", several]
+
+
+def test_long_names_stand_below_the_curves(tmp_path):
+    write_run(tmp_path / "a")
+    [result] = next(iter(figures.named_groups(read_runs(tmp_path)).values()))
+    for name in ("x" * 90, "short"):
+        figure = recall_curves({name: [result]})
+        figure.canvas.draw()
+        assert bool(figure.legends) == (name != "short")
+        assert figure.axes[0].get_position().width > 0.8
 
 
 def test_a_map_over_alpha_and_delta_holds_runs_that_are_alike_in_all_else(tmp_path):

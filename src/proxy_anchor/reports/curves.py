@@ -30,8 +30,11 @@ def recall_curves(
     Epochs that not all runs of a name have are left out.
     """
     check_choice("against", against, _LABELS)
-    many = len(results) > len(COLOURS)
-    figure = Figure(figsize=(11 if many else 6.4, 6 if many else 4.2), layout="constrained")
+    longest = max(map(len, results), default=0)
+    many = len(results) > len(COLOURS) or longest > 60
+    columns = 2 if longest <= 60 else 1
+    size = (9.0, 5 + 0.17 * len(results) / columns) if many else (6.4, 4.2)
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for index, (name, runs) in enumerate(results.items()):
@@ -53,8 +56,8 @@ def recall_curves(
     axes.set_ylabel(f"Recall@{k} (%)")
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    if many:  # they would cover the lines
-        figure.legend(loc="outside right upper", frameon=False, fontsize="x-small")
+    if many:  # they would cover the lines, and beside them long names would leave the lines no width
+        figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize="x-small")
     else:
         axes.legend(frameon=False, fontsize="small")
     return figure

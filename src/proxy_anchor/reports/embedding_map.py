@@ -17,8 +17,8 @@ def embedding_map(embeddings: Tensor | np.ndarray, *, method: str = "pca", seed:
 
     method: "pca" (the two directions of largest variance) or "tsne" (van der Maaten & Hinton 2008, by scikit-learn,
     started from the PCA; some 10 s for 2,000 images on one core) or "umap" (McInnes et al. 2018, by umap-learn, which is not
-    among the dependencies). The same seed gives the same map on one
-    machine; t-SNE runs on one thread, because sums over several depend on their order.
+    among the dependencies). The same seed gives the same map on one machine; t-SNE runs on one thread, because sums over
+    several depend on their order.
     Raises UsageError for NaN, or where scikit-learn or umap-learn is missing.
     """
     check_choice("method", method, METHODS)
@@ -59,4 +59,6 @@ def _umap(rows: np.ndarray, seed: int) -> np.ndarray:
     except ImportError as error:
         raise UsageError("method=umap needs umap-learn: pip install umap-learn, or use method=tsne.") from error
     neighbours = min(15, len(rows) - 1)
-    return UMAP(n_neighbors=neighbours, metric="cosine", init="random", random_state=seed).fit_transform(rows)
+    # One job, as a fixed seed asks for: with the default of all cores it warns.
+    mapper = UMAP(n_neighbors=neighbours, metric="cosine", init="random", random_state=seed, n_jobs=1)
+    return mapper.fit_transform(rows)

@@ -155,11 +155,13 @@ def class_recall_chart(
     FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3, width_ratios=[3, 0.01 if queries is None else 0.75, 3])
     names, values = zip(*reversed(ordered[:worst]), strict=True)
+    # Few classes leave room below them: a row keeps its height, and a picture its shape.
+    lowest = min(0, len(names) - 12) - 0.6
     left.barh(range(len(names)), [100 * value for value in values], color=COLOURS[1])
     shown = [name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}" for name in names]
     left.set_yticks(range(len(names)), shown, fontsize="small")
     left.set(
-        xlabel=f"Recall@{k} (%)", title=f"worst {len(names)} classes", xlim=(0, 100), ylim=(-0.6, len(names) - 0.4)
+        xlabel=f"Recall@{k} (%)", title=f"worst {len(names)} classes", xlim=(0, 100), ylim=(lowest, len(names) - 0.4)
     )
     for row, name in enumerate(names):
         for column, picture in enumerate((queries or {}).get(name, ())):
@@ -194,7 +196,8 @@ def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
     named: dict[str, list[Mapping[str, Any]]] = {}
     for short, alike in groups.items():
         for group, different in zip(alike, told_apart([each[0].config for each in alike]), strict=True):
-            name = ", ".join([short, *different[:3]])
+            more = [f"{len(different) - 3} more"] if len(different) > 3 else []
+            name = ", ".join([short, *different[:3], *more])
             number = sum(each.partition(" (")[0] == name for each in named)
             named[f"{name} ({number + 1})" if number else name] = [run.result for run in group]
     return named

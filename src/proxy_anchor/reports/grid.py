@@ -76,8 +76,9 @@ def _assign(
 def grid_picture(
     paths: Sequence[Path], cells: np.ndarray, *, tile: int = 64, frames: Sequence[str] = ()
 ) -> Image.Image:
-    """The middle of each image, which is as wide as high, in its cell, `tile` pixels wide. frames: a colour per image, for a border in its class's colour, or none.
+    """The middle of each image, which is as wide as high, in its cell, `tile` pixels wide.
 
+    frames: a colour per image, for a border in its class's colour, or none.
     Raises UsageError when the picture would have more than MAX_SIDE_PX on a side, and for an image that cannot be read.
     """
     side = int(cells.max()) + 1
@@ -98,17 +99,20 @@ def grid_picture(
 
 def scatter(places: np.ndarray, labels: Sequence[int] | np.ndarray, classes: Sequence[str]) -> Figure:
     """Points coloured and marked by class; a legend up to 16 classes. More classes than colours share them, by form apart."""
-    figure = Figure(figsize=(7, 7), layout="constrained")
+    labels = np.asarray(labels)
+    present = np.unique(labels)
+    lines = ceil(len(present) / 2) if len(present) <= 16 else 0
+    figure = Figure(figsize=(7, 7 + 0.2 * lines), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     forms = "os^Dv<>P"
-    labels = np.asarray(labels)
-    present = np.unique(labels)
     for number, label in enumerate(present):
         chosen = places[labels == label]
         colour, form = COLOURS[number % len(COLOURS)], forms[number // len(COLOURS) % len(forms)]
         axes.scatter(chosen[:, 0], chosen[:, 1], s=14, color=colour, marker=form, linewidths=0, label=classes[label])
-    if len(present) <= 16:
-        axes.legend(frameon=False, fontsize="small")
+    if lines:
+        figure.legend(
+            loc="outside lower center", ncols=2, frameon=False, fontsize="small"
+        )  # inside it would cover points
     axes.set(xticks=[], yticks=[], aspect="equal")
     return figure

@@ -156,7 +156,7 @@ def _row(
 
 
 def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
-    """Rows without one of the paper's; the mark of those that would look alike says in what they differ."""
+    """Rows without one of the paper's; the mark of those that would look alike says in what each differs from most of them."""
     identities = []
     for group in groups:
         config = group[0].config

@@ -47,7 +47,7 @@ def write_class_recall(file: Path, splits: Splits, recalls: Mapping[str, Mapping
     stream = io.StringIO(newline="")
     table = csv.writer(stream, lineterminator="\n")
     table.writerow(["class", "queries", *recalls])
-    for name in sorted(first, key=lambda name: first[name]):
+    for name in sorted(first, key=lambda name: (first[name], name)):
         table.writerow([name, queries[name], *(f"{each[name]:.4f}" for each in recalls.values())])
     write_text(file, stream.getvalue())
 

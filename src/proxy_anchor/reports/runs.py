@@ -158,11 +158,19 @@ def backbone_abbreviation(name: str | None) -> str:
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """{dotted key: value} of everything that can change what a run's number means; seed, places and speed are left out."""
-    return BEFORE | {
+    found = BEFORE | {
         key: value
         for key, value in _flat(config)
         if not any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
     }
+    return {key: _one_form(value) for key, value in found.items()}
+
+
+def _one_form(value: Any) -> Any:
+    """The config's 32.0 and a command line's 32 are one number: whole ones as int, in lists too."""
+    if isinstance(value, list | tuple):
+        return [_one_form(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _flat(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
@@ -189,14 +197,15 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 
 
 def told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """For each config 'alpha 16' for every setting in which it is not like all the others."""
+    """For each config 'alpha 16' for every setting in which it is not like the others; a value that most of them have is left out."""
     values = [settings(config) for config in configs]
-    keys = sorted({key for each in values for key in each})
-    different = [key for key in keys if len({_text(each, key) for each in values}) > 1]
-    return [
-        [f"{key.removeprefix('dataset.').removeprefix('loss.')} {_text(each, key)}" for key in different]
-        for each in values
-    ]
+    told: list[list[str]] = [[] for _ in values]
+    for key in sorted({key for each in values for key in each}):
+        texts = [_text(each, key) for each in values]
+        for each, text in zip(told, texts, strict=True):
+            if 2 * texts.count(text) <= len(texts):
+                each.append(f"{key.removeprefix('dataset.').removeprefix('loss.')} {text}")
+    return told
 
 
 def by_seed(runs: Sequence[Run]) -> list[list[Run]]:
