@@ -50,6 +50,7 @@ def run(here: Path, monkeypatch, capsys) -> Iterator[Callable[[str], str]]:
         assert program == "python"
         monkeypatch.chdir(here)
         monkeypatch.setattr(sys, "argv", [str(REPOSITORY / script), *arguments])
+        monkeypatch.syspath_prepend(str((REPOSITORY / script).parent))  # as for a script that is started
         runpy.run_path(sys.argv[0], run_name="__main__")
         return capsys.readouterr().out
 
