@@ -99,6 +99,7 @@ def test_throughput_is_a_share_of_the_network_alone(tmp_path: Path) -> None:
     assert "train_share" in output
 
 
+@pytest.mark.slow
 def test_allocator_compares_two_processes(tmp_path: Path) -> None:
     arguments = ("--quick", "--backbone", "test_resnet", "--output", "results")
     run_benchmark("allocator.py", *arguments, cwd=tmp_path)

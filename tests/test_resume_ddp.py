@@ -115,7 +115,7 @@ def test_fewer_devices_than_auto_found_at_first_are_refused(interrupted, argumen
     assert "this run began with trainer.devices=2 and there is another number now, 1" in done.stderr
 
 
-@pytest.mark.parametrize("whom", ["command", "all", "one", "torchrun"])
+@pytest.mark.parametrize("whom", ["command", "all", "one", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_signal_stops_all_after_the_same_step(whom, straight, arguments, tmp_path):
     number = signal.SIGUSR1 if whom == "command" else signal.SIGTERM
     process = start(*arguments, cwd=tmp_path, launcher=TORCHRUN if whom == "torchrun" else None)

@@ -82,7 +82,7 @@ def test_the_same_command_repeats_what_is_missing_by_any_launcher(swept, tmp_pat
     assert (tmp_path / "runs/sweep/0/result.json").stat().st_mtime_ns == finished
 
 
-@pytest.mark.parametrize("launcher", [[], LOCAL], ids=["basic", "local"])
+@pytest.mark.parametrize("launcher", [[], pytest.param(LOCAL, marks=pytest.mark.slow)], ids=["basic", "local"])
 def test_a_job_that_is_refused_leaves_the_run_in_its_folder_as_it_is(launcher, swept, tmp_path):
     here, _ = swept
     shutil.copytree(here / "runs/sweep/0", tmp_path / "runs/sweep/0")  # finished

@@ -313,7 +313,6 @@ def test_colours_and_drop_path_train_and_are_said(tmp_path):
     result = json.loads((tmp_path / "runs/x/result.json").read_text())
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert numbers["recall_at_1"] == result["last"]["recall"]["1"]
-    assert "; colours" not in run_ok("train.py", *TINY_GLYPHS, cwd=tmp_path)
 
 
 def test_help_shows_the_config_and_does_not_import_torch(tmp_path):

@@ -90,6 +90,7 @@ def test_the_same_command_goes_on_prunes_and_repeats_what_was_interrupted(search
     assert "holds a search with other settings (search): choose another run=NAME" in refused.stderr
 
 
+@pytest.mark.slow
 def test_two_at_once_and_a_failed_trial_that_is_repeated(tmp_path):
     search = "search={loss.alpha: [1e30], seed: {min: 1, max: 1000}}"
     arguments = ["run=t", "trials=3", search, *ARGUMENTS]
