@@ -33,12 +33,12 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     for number, ((loss, seed), job) in enumerate(configs.items(), start=1):
         place = folder / loss / f"seed{seed}"
         print(f"\n[{number}/{len(configs)}] {loss}, seed {seed}: {place}", flush=True)
-        (place / jobs.FAILURE_FILE).unlink(missing_ok=True)
+        entry.clear_failure(job, place)
         try:
             results[loss].append(finished(job, place) or train(job, place))
         except Exception as error:  # whatever stopped this run, the others are still wanted
             failures[f"{loss}, seed {seed}"] = reason = entry.reason(error)
-            entry.mark_failed(place, error)
+            entry.mark_failed(place, error, job)
             print(f"failed: {reason}", flush=True)
         entry.forget_last_run()
 

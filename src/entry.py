@@ -37,10 +37,19 @@ from omegaconf.errors import OmegaConfBaseException
 
 from proxy_anchor.allocator import keep_freed_memory
 from proxy_anchor.errors import AgreedError, FolderTaken, UsageError, did_you_mean
-from proxy_anchor.reports.files import read_result
+from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.training.jobs import FAILURE_FILE, SWEEP_JOB, JobError, read_failure, write_failure
-from proxy_anchor.training.processes import STOPPED, USAGE_ERROR, RankError, leave_error, rank, run_ranks
+from proxy_anchor.training.processes import (
+    STOPPED,
+    USAGE_ERROR,
+    RankError,
+    leave_error,
+    left_by_others,
+    rank,
+    run_ranks,
+)
+from settings import holds_another
 
 STARTED = time.monotonic()  # the command, but for the interpreter and the imports above
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
@@ -131,8 +140,11 @@ class SweepTable(Callback):
                 k, value = next(iter(selected["validation"].items()))
                 row |= {f"validation R@{k}": 100 * value, f"selected R@{k}": 100 * selected["recall"][k]}
         elif job_return.status == JobStatus.FAILED:
-            row["failed"] = read_failure(folder) or one_line(job_return._return_value)
-            if (folder / FAILURE_FILE).is_file():
+            error = job_return._return_value
+            row["failed"] = one_line(error) if isinstance(error, JobError) else reason(error)
+            left = read_failure(folder)
+            if left is not None and left.startswith(row["failed"]):  # otherwise of another run, which holds the folder
+                row["failed"] = left
                 self.traces.append(folder / FAILURE_FILE)
         self.rows.append(row)
 
@@ -190,11 +202,11 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         marked = own_folder and (in_sweep or SWEEP_JOB in os.environ)
         try:
             if marked:
-                (output_folder() / FAILURE_FILE).unlink(missing_ok=True)
+                clear_failure(cfg, output_folder())
             return main(cfg)
         except Exception as error:
             if marked:
-                mark_failed(output_folder(), error)
+                mark_failed(output_folder(), error, cfg)
             elif own_folder and isinstance(error, USER_ERRORS):
                 with suppress(OSError):
                     output_folder().rmdir()  # only succeeds while nothing has been written
@@ -221,6 +233,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     except USER_ERRORS as error:
         failures.append(error)
     except Exception as error:
+        if left_by_others():
+            sys.exit(1)
         if composed:
             raise
         failures.append(composing_error(error))
@@ -242,10 +256,19 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.exit(USAGE_ERROR)
 
 
-def mark_failed(folder: Path, error: Exception) -> None:
-    """Leave the trace of the run that this error ended in its folder; not where that holds another run, or a finished one."""
-    taken = any(isinstance(each, FolderTaken) for each in _causes(error)) or read_result(folder) is not None
-    if not taken:
+def clear_failure(cfg: DictConfig, folder: Path) -> None:
+    """Remove what an earlier attempt at this run left by `mark_failed`; not where the folder holds another run."""
+    if not holds_another(cfg, folder):
+        (folder / FAILURE_FILE).unlink(missing_ok=True)
+
+
+def mark_failed(folder: Path, error: Exception, cfg: DictConfig | None = None) -> None:
+    """Leave the trace of the run that this error ended in its folder; not where that holds another run, or a finished one.
+
+    cfg: of the run; None where the folder is known to hold no other.
+    """
+    taken = any(isinstance(each, FolderTaken) for each in _causes(error)) or (folder / RESULT_FILE).exists()
+    if not (taken or (cfg is not None and holds_another(cfg, folder))):
         write_failure(folder, "".join(traceback.format_exception(error)), reason(error))
 
 

@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
@@ -297,7 +298,13 @@ def require_same(cfg: DictConfig, folder: Path) -> None:
     """Refuse to take up a run whose settings were others: its numbers would be half of one run, half of the other."""
     if not (folder / "config.yaml").is_file():
         raise FolderTaken(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
-    made: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    try:
+        made: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    except Exception as error:  # of the YAML parser, for text that is none, or for bytes that are no text
+        raise FolderTaken(
+            f"{folder / 'config.yaml'} is damaged and does not say which run it holds: choose another run=NAME, or remove "
+            "that folder."
+        ) from error
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
     differences = [key for key in _differences(made, wanted) if key not in UNIMPORTANT]
     # A run that is older than a setting goes on with what that was before.
@@ -308,6 +315,24 @@ def require_same(cfg: DictConfig, folder: Path) -> None:
             f"{folder} holds a run with other settings ({', '.join(sorted(different))}): choose another run=NAME, or remove "
             "that folder."
         )
+
+
+def holds_another(cfg: DictConfig, folder: Path) -> bool:
+    """Whether the run in `folder`, or the first fold of one, has other settings than this configuration, which need not be
+    checked yet.
+    """
+    held = next((each for each in (folder, folder / "fold0") if (each / "config.yaml").is_file()), None)
+    if held is None:
+        return False
+    own = cfg.copy()
+    try:
+        if held != folder and own.validation.name == "folds":
+            own.validation.fold = 0
+        make_paths_absolute(own)
+        require_same(own, held)
+    except (UsageError, OmegaConfBaseException):
+        return True
+    return False
 
 
 def _at(config: Any, key: str) -> Any:

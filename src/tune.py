@@ -41,6 +41,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     def run(trial: Any) -> float:
         place = study.folder_of(trial)
         job = job_settings.tuning_job(cfg, shared, trial.params, place.name)
+        entry.clear_failure(job, place)
         if job.validation.name == "folds":
             return selecting_recall(cross_validate(train, job, place))
         return selecting_recall(train(job, place, [Pruning(trial)]))
@@ -55,7 +56,6 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
                 break
             place = study.folder_of(trial)
             place.mkdir(exist_ok=True)
-            (place / jobs.FAILURE_FILE).unlink(missing_ok=True)
             print(f"\n{place}: {' '.join(job_settings.as_overrides(trial.params))}", flush=True)
             try:
                 print(f"{place.name}: {study.run(trial, lambda: run(trial))}", flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,15 @@ def run_processes(
         for process in processes:
             process.kill()
     return [torch.load(file, weights_only=False) for file in files]
+
+
+def await_end(pid: int, timeout_s: float = 10) -> None:
+    """Fails when a process, which may be no child of this one, still runs after this time."""
+    deadline = time.monotonic() + timeout_s
+    status = Path(f"/proc/{pid}/status")
+    while status.exists() and "\nState:\tZ" not in status.read_text():
+        assert time.monotonic() < deadline, f"process {pid} still runs"
+        time.sleep(0.05)
 
 
 @cache

@@ -111,6 +111,55 @@ def test_a_truncated_checkpoint_is_said_and_the_one_before_is_used(interrupted, 
     assert_same_end(interrupted, straight)
 
 
+def test_best_ckpt_stays_the_best_epoch_in_a_folder_that_was_renamed(straight, tmp_path):
+    chosen = [*RUN, f"dataset.root={straight}/data/glyphs"]
+    here = tmp_path / "runs/x"
+    process = start(*chosen, cwd=tmp_path)
+    wait_for_line(process, "epoch 2/5")
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    moved = here.rename(tmp_path / "runs/y")
+    file = moved / "last.ckpt"
+    content = torch.load(file, weights_only=True)
+    for name, state in content["callbacks"].items():
+        if name.startswith("ModelCheckpoint") and state["monitor"]:  # as if no later epoch could be better
+            best = torch.tensor(1.0)
+            state |= {"best_model_score": best, "kth_value": best, "best_k_models": {state["best_model_path"]: best}}
+    torch.save(content, file)
+    before = (moved / "best.ckpt").read_bytes()
+    output = run_ok("train.py", *chosen, "run=y", cwd=tmp_path)
+    assert "continued after epoch 2 of 5" in output
+    assert (moved / "best.ckpt").read_bytes() == before
+    assert not here.exists()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "result.json"])
+def test_a_damaged_text_file_is_one_line(name, interrupted, arguments):
+    file = interrupted / "runs/x" / name
+    file.write_text("{[")
+    done = run_entry("train.py", *arguments, cwd=interrupted)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"{file} is damaged" in done.stderr
+    assert file.read_text() == "{["
+
+
+class Evil:
+    """What a pickle would make of it runs a command."""
+
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_a_checkpoint_with_code_is_refused_without_advice_to_run_it(interrupted, arguments):
+    for file in (interrupted / "runs/x").glob("last.ckpt*"):
+        torch.save({**torch.load(file, weights_only=True), "more": Evil()}, file)
+    done = run_entry("train.py", *arguments, cwd=interrupted)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "it holds more than tensors and plain values, and none of it is executed" in done.stderr
+    assert "weights_only" not in done.stderr
+    assert not (interrupted / "executed").exists()
+
+
 def test_with_no_whole_checkpoint_the_run_is_refused(interrupted, arguments):
     for file in (interrupted / "runs/x").glob("last.ckpt*"):
         file.write_bytes(b"")

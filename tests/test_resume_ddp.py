@@ -14,6 +14,7 @@ import pytest
 from cli import run_entry, run_ok
 from interruptions import RUN, assert_same_end, start, wait_for_line
 from omegaconf import OmegaConf
+from processes import await_end
 
 from proxy_anchor.training.resume import newest_checkpoint
 
@@ -52,6 +53,18 @@ def test_all_processes_killed_and_started_again(straight, arguments, tmp_path):
     assert output.count("continued after epoch") == 1
     assert_same_end(tmp_path, straight)
     assert output.count("epoch 5/5") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_killed_command_takes_its_processes_with_it(arguments, tmp_path):
+    process = start(*arguments, cwd=tmp_path)
+    wait_for_line(process, "epoch 1/5")
+    ranks = children(process.pid)
+    assert len(ranks) == 2
+    process.kill()
+    process.wait()
+    for each in ranks:
+        await_end(each)
 
 
 @pytest.mark.slow
@@ -147,3 +160,12 @@ def test_a_signal_before_the_first_step_has_the_same_code(arguments, tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75, output
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_full_disk_is_one_line_though_the_others_wait_for_the_first(straight, arguments, tmp_path):
+    limited = ["bash", "-c", 'ulimit -f 1000; exec "$0" "$@"', sys.executable]  # blocks of 1 KiB; a checkpoint has more
+    process = start(*arguments, cwd=tmp_path, launcher=limited)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert output.count(".ckpt cannot be written (File too large): make room") == 1, output
+    assert "Traceback" not in output, output

@@ -88,6 +88,7 @@ def test_a_job_that_is_refused_leaves_the_run_in_its_folder_as_it_is(launcher, s
     shutil.copytree(here / "runs/sweep/0", tmp_path / "runs/sweep/0")  # finished
     shutil.copytree(here / "runs/sweep/2", tmp_path / "runs/sweep/1")  # and one that was interrupted
     (tmp_path / "runs/sweep/1/result.json").unlink()
+    (tmp_path / "runs/sweep/1/error.txt").write_text("out of memory\n")
     before = contents(tmp_path)
     others = ["-m", "run=sweep", "loss.alpha=8,9", "trainer.max_epochs=2", *ARGUMENTS]
     done = run_entry("train.py", *others, f"dataset.root={here}/data/glyphs", *launcher, cwd=tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli import REPOSITORY
+from processes import await_end
 
 from proxy_anchor.cores import JOBS_AT_ONCE, own_cores
 from proxy_anchor.errors import UsageError
@@ -117,6 +118,31 @@ def test_a_crash_is_explained_and_the_others_finish(tmp_path):
 def test_what_the_job_said_itself_is_kept(tmp_path):
     write_failure(tmp_path / "x", "Traceback ...\nKeyError: 1", "KeyError: 1")
     assert explain_failure(job("", tmp_path / "x"), 1) == "KeyError: 1"
+
+
+def test_what_an_earlier_attempt_said_is_no_reason_of_a_job_that_could_say_nothing(tmp_path):
+    killed = job("os.kill(os.getpid(), 9)", tmp_path / "x")
+    write_failure(tmp_path / "x", "", "KeyError: 1")
+    assert explain_failure(killed, killed()) == "killed by signal 9"
+    refused = job("print('error: lr is out of range'); sys.exit(2)", tmp_path / "y")
+    write_failure(tmp_path / "y", "", "KeyError: 1")
+    assert explain_failure(refused, refused()) == "lr is out of range"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_killed_launcher_takes_its_jobs_with_it(tmp_path):
+    code = "import os,sys,time; print(os.getpid(), flush=True); time.sleep(60)"
+    launcher = (
+        "import sys\nfrom pathlib import Path\nfrom proxy_anchor.training.jobs import Job\n"
+        f"Job((sys.executable, '-c', {code!r}), Path({str(tmp_path)!r}), Path({str(tmp_path / 'x')!r}))()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", launcher])
+    output, deadline = tmp_path / "x.log", time.monotonic() + 60
+    while not (output.is_file() and output.read_text().endswith("\n")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    await_end(int(output.read_text()))
 
 
 def test_a_job_is_its_command_alone(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proxy_anchor.errors import UsageError
+
 RESULT_FILE = "result.json"
 
 
@@ -23,11 +25,15 @@ def write_text(file: Path, text: str) -> None:
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run, or None."""
+    """The result of a finished run, or None. Raises UsageError when its file is damaged."""
     try:
         return json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except ValueError as error:  # no JSON, or no text
+        raise UsageError(
+            f"{folder / RESULT_FILE} is damaged ({error}): remove it, and the run's own command makes it again."
+        ) from error
 
 
 def selecting_recall(result: Mapping[str, Any]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged zip, foreign pickle, short file: torch raises a different type for each
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, UnpicklingError):  # torch's text tells how to run what is in the file
+            reason = "it holds more than tensors and plain values, and none of it is executed"
         raise UsageError(f"checkpoint={path} cannot be read ({reason}): it is damaged or no checkpoint.") from error
     metadata = content.get(CHECKPOINT_KEY) if isinstance(content, dict) else None
     if (

@@ -19,7 +19,7 @@ from typing import Any
 from proxy_anchor.cores import JOBS_AT_ONCE, usable_cores
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import write_text
-from proxy_anchor.training.processes import STOPPED, USAGE_ERROR, end_processes, terminated_as
+from proxy_anchor.training.processes import STOPPED, USAGE_ERROR, end_processes, end_with_parent, terminated_as
 
 FAILURE_FILE = "error.txt"  # in the folder of a failed run: the trace, and the reason as its last line
 SWEEP_JOB = "PROXY_ANCHOR_SWEEP_JOB"  # set where a job's command was started by a launcher
@@ -47,7 +47,6 @@ class Job:
         """The running command. SLURM's variables are left out: they describe a launcher's process, not this command's."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier attempt
         with self.output.open("ab") as output:
             return subprocess.Popen(
                 self.command,
@@ -56,7 +55,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_ignore_notice if hasattr(signal, "SIGUSR2") else None,
+                preexec_fn=_before_the_command if hasattr(signal, "SIGUSR2") else None,
             )
 
     def __call__(self) -> int:
@@ -74,9 +73,13 @@ class Job:
         return DelayedSubmission(self)
 
 
-def _ignore_notice() -> None:
-    """SLURM sends its notice to all processes of a job; the launcher's answers it, and stops the command by SIGTERM."""
+def _before_the_command() -> None:
+    """SLURM sends its notice to all processes of a job; the launcher's answers it, and stops the command by SIGTERM.
+
+    A launcher that is killed takes its jobs with it.
+    """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    end_with_parent()
 
 
 def write_failure(folder: Path, trace: str, reason: str) -> None:
@@ -96,10 +99,11 @@ def explain_failure(job: Job, code: int, trace: str = "") -> str:
 
     Where it did not want to, because its folder holds another run, that stays as it is.
     """
-    if (reason := read_failure(job.folder)) is not None:
-        return reason
     if code == USAGE_ERROR and (refusal := _last_error(job.output)) is not None:
         return refusal
+    could_write = code >= 0 and code != STOPPED  # otherwise what is there is of an earlier attempt
+    if could_write and (reason := read_failure(job.folder)) is not None:
+        return reason
     reason = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     if code == STOPPED:
         reason = "stopped by a signal; the same command continues it"

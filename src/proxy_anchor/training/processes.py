@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,7 +62,9 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: Mapping[str, 
             try:
                 for number, file in enumerate(errors):
                     own = {"RANK": str(number), "LOCAL_RANK": str(number), ERROR_FILE: str(file)}
-                    processes.append(subprocess.Popen(command, env={**shared, **own}))
+                    processes.append(
+                        subprocess.Popen(command, env={**shared, **own}, preexec_fn=end_with_parent if PRCTL else None)
+                    )
                 stopped, failed = _wait(processes, received)
             except BaseException:
                 end_processes(processes, signal.SIGINT)  # on which they write what they have
@@ -84,6 +88,23 @@ def leave_error(text: str) -> bool:
         return False
     Path(os.environ[ERROR_FILE]).write_text(text, encoding="utf-8")
     return True
+
+
+def left_by_others() -> bool:
+    """Whether another process that `run_ranks` started has left such an error: what this one met, alone, follows from it."""
+    own = Path(os.environ[ERROR_FILE]) if ERROR_FILE in os.environ else None
+    return own is not None and any(each != own for each in own.parent.glob("rank*"))
+
+
+PRCTL = ctypes.PyDLL(None).prctl if sys.platform == "linux" else None
+
+
+def end_with_parent() -> None:
+    """For `preexec_fn`: have the system kill this process when the thread that started it is gone, killed without a chance
+    to end it. It would go on in a folder in which the same command, given again, works too.
+    """
+    if PRCTL is not None:
+        PRCTL(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG, of linux/prctl.h
 
 
 def _wait(processes: Sequence[subprocess.Popen], received: list[int]) -> tuple[bool, int | None]:

@@ -103,6 +103,8 @@ class RunRecord(pl.Callback):
 
         Raises AgreedError when the run began on another number of devices, which `trainer.devices=auto` does not tell.
         """
+        for callback in trainer.checkpoint_callbacks:
+            _move(checkpoint["callbacks"].get(callback.state_key), callback.dirpath)  # type: ignore[attr-defined]
         record = checkpoint.get(RECORD_KEY)
         if record is None:
             return
@@ -138,6 +140,18 @@ class RunRecord(pl.Callback):
             torch.set_rng_state(cpu.cpu())
             if cuda and pl_module.device.type == "cuda":
                 torch.cuda.set_rng_state(cuda[0].cpu(), pl_module.device)
+
+
+def _move(state: dict[str, Any] | None, folder: str) -> None:
+    """Have what a checkpoint says about the files of its run name them where they are now: its folder may have been renamed.
+
+    Otherwise the trainer forgets how good best.ckpt is, and the next epoch replaces it.
+    """
+    if state is None or state["dirpath"] == folder:
+        return
+    moved = lambda path: path and str(Path(folder, Path(path).name))  # noqa: E731
+    state |= {key: moved(state[key]) for key in ("best_model_path", "kth_best_model_path", "last_model_path")}
+    state |= {"dirpath": folder, "best_k_models": {moved(path): each for path, each in state["best_k_models"].items()}}
 
 
 def _is_mean(name: str) -> bool:
