@@ -102,7 +102,7 @@ def measure_search(size: int, dim: int, kind: str, engine: str, device: torch.de
     batch = seconds(lambda: index.search(queries, 10), 5, device)
     return {
         "gallery": size,
-        "search": f"{kind} ({resolve_engine(engine, 10, device=device)})" if kind == "exact" else kind,
+        "search": f"{kind} ({resolve_engine(engine, 10, device=device, resident=True)})" if kind == "exact" else kind,
         "one query ms": 1000 * one,
         "per query of 100 ms": 1000 * batch / len(queries),
         "recall@10 %": 100.0 if index.measured_recall is None else 100 * index.measured_recall,

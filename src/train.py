@@ -23,11 +23,11 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     from proxy_anchor.data.unusable import naming_all_unusable
     from proxy_anchor.models.embedding_net import EmbeddingNet
     from proxy_anchor.reports.finish import finish_run
-    from proxy_anchor.reports.memory import PeakMemory, reset_peak_memory
     from proxy_anchor.reports.run import make_result
     from proxy_anchor.training.checkpoint_io import BackgroundWriter
     from proxy_anchor.training.failures import explained
     from proxy_anchor.training.health import Health
+    from proxy_anchor.training.memory import PeakMemory, reset_peak_memory
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall

@@ -106,3 +106,16 @@ def test_allocator_compares_two_processes(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "results" / "allocator.jsonl").read_text().splitlines()]
     assert [row["direction"] for row in rows] == ["evaluating", "training"]
     assert all(row["speed_up"] > 0 for row in rows)
+
+
+def test_the_made_up_set_is_read_as_sop(tmp_path: Path) -> None:
+    from proxy_anchor.data.sop import load_sop
+
+    run_benchmark("made_up_sop.py", "set", "--different", "3", "--share", "0.001", "--size", "40", "30", cwd=tmp_path)
+    splits = load_sop(tmp_path / "set", allow_partial=True)
+    assert (len(splits.train), splits.train.num_classes, len(splits.query), splits.query.num_classes) == (
+        60,
+        11,
+        61,
+        11,
+    )

@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 import torch
 from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.core.hydra_config import HydraConfig
-from interruptions import RUN, assert_same_end, start, wait_for_line
+from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
 from omegaconf import OmegaConf
 
 import entry
@@ -86,10 +86,7 @@ def test_the_mark_of_a_failed_job_does_not_keep_its_command_from_beginning(tmp_p
 
 @pytest.fixture
 def interrupted(straight, tmp_path):
-    """A copy of the finished run as if it had been killed just before its end."""
-    shutil.copytree(straight / "runs", tmp_path / "runs")
-    (tmp_path / "runs/x/result.json").unlink()
-    return tmp_path
+    return copy_as_if_killed(straight, tmp_path)
 
 
 def test_killed_between_the_last_epoch_and_the_result(interrupted, straight, arguments):

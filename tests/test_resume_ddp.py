@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli import run_entry, run_ok
-from interruptions import RUN, assert_same_end, start, wait_for_line
+from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
 from omegaconf import OmegaConf
 from processes import await_end
 
@@ -37,10 +37,7 @@ def arguments(straight):
 
 @pytest.fixture
 def interrupted(straight, tmp_path):
-    """A copy of the finished run as if it had been killed just before its end."""
-    shutil.copytree(straight / "runs", tmp_path / "runs")
-    (tmp_path / "runs/x/result.json").unlink()
-    return tmp_path
+    return copy_as_if_killed(straight, tmp_path)
 
 
 def test_all_processes_killed_and_started_again(straight, arguments, tmp_path):
@@ -65,6 +62,20 @@ def test_a_killed_command_takes_its_processes_with_it(arguments, tmp_path):
     process.wait()
     for each in ranks:
         await_end(each)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the processes are found as Linux lists them")
+def test_one_killed_process_ends_the_others_and_the_same_command_continues(straight, arguments, tmp_path):
+    process = start(*arguments, cwd=tmp_path)
+    wait_for_line(process, "epoch 2/5")
+    ranks = children(process.pid)
+    os.kill(ranks[1], signal.SIGKILL)
+    process.communicate(timeout=120)
+    assert process.returncode == 1
+    for each in ranks:
+        await_end(each)
+    run_ok("train.py", *arguments, cwd=tmp_path)
+    assert_same_end(tmp_path, straight)
 
 
 @pytest.mark.slow

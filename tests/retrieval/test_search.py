@@ -363,6 +363,13 @@ class TestFaissGpuProbe:
             run(bits=11)  # what TF32 keeps just below 1
 
 
+def test_a_gallery_that_stays_on_a_card_is_searched_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "faiss_gpu_works", lambda: True)
+    assert resolve_engine("auto", 10, device="cuda", resident=True) == "torch"
+    assert resolve_engine("auto", 10, device="cuda") == "faiss_gpu"
+    assert resolve_engine("torch", 10, device="cuda", resident=True) == "torch"
+
+
 @pytest.mark.parametrize("dim", [1, 3, 64, 512, 2048])
 def test_float32_error_bounds_every_engine(dim: int) -> None:
     x = module.normalise(torch.cat([rows(40, dim), rows(40, dim).abs(), torch.ones(1, dim)]), "query")

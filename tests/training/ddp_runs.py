@@ -115,6 +115,7 @@ def snapshot(learner: MetricLearner) -> dict[str, Tensor]:
 
 
 def train_synchronised(splits: Splits, world_size: int, folder: Path) -> dict[str, Any]:
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # TF32, the default, rounds to 1e-3
     result = train(splits, world_size, folder, {"batch_norm": "train", "accelerator": "gpu"})
     return {key: {k: v.cpu() for k, v in result[key].items()} for key in ("before", "after")}
 

@@ -15,7 +15,7 @@ import torch
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.unusable import BAD_IMAGES_FILE
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.memory import PeakMemory, peak_memory
+from proxy_anchor.training.memory import PeakMemory, peak_memory
 from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
 _SELECTED_ON = {

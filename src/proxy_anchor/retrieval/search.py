@@ -89,12 +89,16 @@ def search(
     return nearest(unit_queries, unit_gallery, k, engine, exclude_self=exclude_self)
 
 
-def resolve_engine(name: str, k: int, *, exclude_self: bool = False, device: torch.device | str | None = None) -> str:
+def resolve_engine(
+    name: str, k: int, *, exclude_self: bool = False, device: torch.device | str | None = None, resident: bool = False
+) -> str:
     """The engine that will search: "faiss_gpu", "faiss_cpu" or "torch". The one place that decides; call it early.
 
     name: one of ENGINES. k: the largest K asked for. device: where the embeddings are, when known.
-    auto: faiss on the GPU where it is there, works and allows K; else, when the embeddings are on a GPU (or K was the
-    obstacle), torch, which searches where they are; else faiss on the CPU where it imports; else torch.
+    resident: the gallery stays there from one search of a few queries to the next.
+    auto: torch for a resident gallery on a GPU; faiss on the GPU where it is there, works and allows K; else, when the
+    embeddings are on a GPU (or K was the obstacle), torch, which searches where they are; else faiss on the CPU where it
+    imports; else torch.
     Raises UsageError for an unknown name and for a named engine that is not there or cannot return that many rows.
     """
     check_choice("engine", name, ENGINES)
@@ -104,6 +108,8 @@ def resolve_engine(name: str, k: int, *, exclude_self: bool = False, device: tor
         return name
     on_gpu = device is not None and torch.device(device).type == "cuda"
     if name == "auto":
+        if on_gpu and resident:  # nothing has to be set up: 0.6 ms a query (docs/search.md)
+            return "torch"
         if faiss_gpu_works():
             return "faiss_gpu" if listed <= FAISS_GPU_MAX_K else "torch"
         return "faiss_cpu" if not on_gpu and has_faiss() else "torch"

@@ -16,7 +16,7 @@ from torch import nn
 
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.memory import peak_memory
+from proxy_anchor.training.memory import peak_memory
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 

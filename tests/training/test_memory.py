@@ -12,7 +12,7 @@ import pytest
 _SCRIPT = """
 from types import SimpleNamespace
 import torch
-from proxy_anchor.reports.memory import PeakMemory, reset_peak_memory
+from proxy_anchor.training.memory import PeakMemory, reset_peak_memory
 
 device = torch.device("cpu")
 trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=device), state=SimpleNamespace(fn="fit"))
