@@ -24,13 +24,15 @@ from torch.optim import AdamW
 sys.path.insert(0, str(HERE.parent / "src"))
 
 import entry
+import settings
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.compile import CompiledNet
 from train import train
 
 
-def ceiling(cfg: DictConfig, num_classes: int, device: torch.device) -> dict[str, float]:
-    """Images per second of a training step and of an evaluation step without data, trainer or callbacks."""
+def ceiling(cfg: DictConfig, result: dict[str, Any], device: torch.device) -> dict[str, float]:
+    """Images per second of a step of that training and of its evaluation, without data, trainer or callbacks."""
+    num_classes = result["num_train_classes"]
     torch.backends.cudnn.benchmark = cfg.trainer.benchmark
     net = EmbeddingNet(
         cfg.backbone.name,
@@ -43,7 +45,10 @@ def ceiling(cfg: DictConfig, num_classes: int, device: torch.device) -> dict[str
     ).to(device)
     loss = instantiate(cfg.loss, num_classes=num_classes, embedding_dim=cfg.embedding_dim).to(device)
     loss.check_labels = False
-    embed: Any = CompiledNet(net.to(memory_format=torch.channels_last)) if cfg.compile else net
+    embed: Any = net
+    if cfg.compile:
+        num_evaluated = settings.compilation(cfg, result["num_eval_images"])["num_evaluated"]
+        embed = CompiledNet(net.to(memory_format=torch.channels_last), num_evaluated=num_evaluated)
     optimizer = AdamW([*net.parameters(), *loss.parameters()], lr=1e-4, fused=True)
     side, batch = cfg.dataset.images.crop, cfg.data.batch_size
     images = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
@@ -83,7 +88,7 @@ def main(overrides: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = train(cfg, Path(folder) / "run")
     device = torch.device("cpu" if result["device"].startswith("cpu") else "cuda")
-    limit = ceiling(cfg, result["num_train_classes"], device)
+    limit = ceiling(cfg, result, device)
     row = {
         "dataset": cfg.dataset.name,
         "network": cfg.backbone.name,

@@ -146,6 +146,12 @@ def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
         write_skipped(folder, splits)
 
 
+def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:
+    """Arguments of MetricLearner: whether the network is compiled, and how many images the run's evaluations embed."""
+    evaluations = cfg.trainer.max_epochs // cfg.trainer.check_val_every_n_epoch
+    return {"compile": cfg.get("compile", False), "num_evaluated": num_eval_images * evaluations}
+
+
 def run_metadata(cfg: DictConfig, splits: Splits, before: Checkpoint | None) -> dict[str, Any]:
     """What every checkpoint says about its run, in plain types; raises UsageError when `before` was made of other images."""
     from proxy_anchor.data.fingerprint import data_fingerprint, require_same_data

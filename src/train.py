@@ -66,7 +66,8 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
     metadata = settings.run_metadata(cfg, data.splits, before)
-    learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, compile=cfg.compile)
+    compile = settings.compilation(cfg, data.num_eval_images)
+    learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, **compile)
 
     print(data.describe(), settings.describe_training(cfg), sep="\n", flush=True)
     with explained(trainer, learner, data), naming_all_unusable(data.splits, data.on_bad_image):

@@ -90,6 +90,18 @@ def test_a_short_batch_is_not_compiled_again(make_learner: Callable) -> None:
     torch.testing.assert_close(whole, net(images).detach())
 
 
+def test_few_images_are_evaluated_by_the_network_itself_and_many_compiled(make_learner: Callable) -> None:
+    net, images = make_learner().net.eval(), torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    for num_evaluated, expected in ((module.MANY_IMAGES - 1, 0), (module.MANY_IMAGES, 1), (None, 1)):
+        compiled, runs = CompiledNet(net, num_evaluated=num_evaluated), []
+        compiled._forward = lambda images, runs=runs: runs.append(len(images)) or net(images)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(images), net(images))
+        assert len(runs) == expected
+        compiled(images)  # training is compiled in any case
+        assert len(runs) == expected + 1
+
+
 @pytest.mark.parametrize("wrong", ["nan", "zero", "other", "one layer"])
 def test_gradients_that_differ_are_refused(wrong: str) -> None:
     plain = torch.randn(1000)

@@ -78,6 +78,7 @@ def make_result(
         "peak_memory_evaluation_gib": memory.gib("evaluation"),
         "num_train_images": len(data.splits.train),
         "num_train_classes": data.splits.train.num_classes,
+        "num_eval_images": data.num_eval_images,
         "num_skipped_images": len(data.splits.skipped),
         "label_noise": data.splits.num_mislabelled / len(data.splits.train),
         "startup_seconds": {

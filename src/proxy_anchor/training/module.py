@@ -41,6 +41,7 @@ class MetricLearner(pl.LightningModule):
         optimizer: how their tensors move.
         metadata: plain values saved in every checkpoint (how data and model were made).
         compile: run the network compiled (see `training.compile`); the weights are those of `net` either way.
+        num_evaluated: images that all evaluations together will embed; compiling for few of them would not pay. None: many.
 
     Raises UsageError when the loss stops being finite.
     """
@@ -53,6 +54,7 @@ class MetricLearner(pl.LightningModule):
         *,
         metadata: dict[str, Any] | None = None,
         compile: bool = False,
+        num_evaluated: int | None = None,
     ) -> None:
         super().__init__()
         self.settings = optimizer or OptimizerSettings()
@@ -61,7 +63,9 @@ class MetricLearner(pl.LightningModule):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
         self._ddp_params_and_buffers_to_ignore = ignored_by_ddp(self)  # each process has proxies of its own there
         self.metadata = metadata or {}
-        self.compiled = CompiledNet(net.to(memory_format=torch.channels_last)) if compile else None
+        self.compiled = None
+        if compile:
+            self.compiled = CompiledNet(net.to(memory_format=torch.channels_last), num_evaluated=num_evaluated)
         self._guard, self._loss_finite = FiniteGuard(), torch.tensor(True)
 
     def forward(self, images: Tensor) -> Tensor:
