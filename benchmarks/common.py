@@ -36,6 +36,13 @@ def make_parser(description: str | None, *, repeats: int) -> argparse.ArgumentPa
     return parser
 
 
+def split_output(arguments: Sequence[str]) -> tuple[list[str], Path]:
+    """Overrides of train.py, and the record's folder, which `+output=DIR` among them names."""
+    folders = [each.removeprefix("+output=") for each in arguments if each.startswith("+output=")]
+    overrides = [each for each in arguments if not each.startswith("+output=")]
+    return overrides, Path(folders[-1]) if folders else HERE / "results"
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":

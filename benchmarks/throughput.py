@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import HERE, report, seconds_per_call, where_it_ran
+from common import HERE, report, seconds_per_call, split_output, where_it_ran
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -77,11 +77,9 @@ def ceiling(cfg: DictConfig, result: dict[str, Any], device: torch.device) -> di
     return rates
 
 
-def main(overrides: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Train, time the ceiling, print one row."""
-    folders = [each.removeprefix("+output=") for each in overrides if each.startswith("+output=")]
-    output = Path(folders[-1]) if folders else HERE / "results"
-    overrides = [each for each in overrides if not each.startswith("+output=")]
+    overrides, output = split_output(arguments)
     entry.register_plugins()
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         cfg = compose("train", overrides)

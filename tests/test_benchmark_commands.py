@@ -90,6 +90,18 @@ def test_startup_times_commands(tmp_path: Path) -> None:
     assert rows[1]["seconds"] < rows[0]["seconds"]  # the package imports nothing heavy before it is used
 
 
+def test_a_start_is_taken_apart_with_an_empty_and_a_filled_cache(tmp_path: Path) -> None:
+    arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
+    run_benchmark("fast_start.py", *arguments, f"+output={tmp_path / 'results'}", cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "results" / "fast_start.jsonl").read_text().splitlines()]
+    assert [row["compiler_cache"] for row in rows] == ["empty", "filled"]
+    for row in rows:
+        parts = [row[name] for name in ("images_s", "first_eval_s", "compile_s", "other_s")]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(row["start_s"])
+        assert 0 < row["first_eval_s"] < row["start_s"] < row["wall_s"]
+
+
 def test_throughput_is_a_share_of_the_network_alone(tmp_path: Path) -> None:
     arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
     output = run_benchmark("throughput.py", *arguments, f"+output={tmp_path / 'results'}", cwd=tmp_path)

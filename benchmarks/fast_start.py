@@ -1,0 +1,70 @@
+"""From the command to the first training step, with an empty and with a filled compiler's cache.
+
+    python benchmarks/fast_start.py dataset=cars backbone=efficientnet_lite0 dataset.root=DIR speed=fast
+
+Runs `src/train.py` with these overrides for two epochs, twice, each time in a process of its own; the two share a compiler's
+cache that is empty at first. Appends a row each to fast_start.jsonl in benchmarks/results, or in the folder that
+`+output=DIR` names.
+
+    start_s       from the command to the first step; of which
+    images_s      decoding, once
+    first_eval_s  the evaluation before training
+    compile_s     compiling, and comparing with the plain network's gradient
+    other_s       importing, building the network, moving to the card
+    wall_s        the whole command, two epochs included
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import HERE, report, split_output, where_it_ran
+
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def start_once(overrides: list[str], folder: Path, name: str) -> dict[str, Any]:
+    """One row; `folder` holds the caches and the run."""
+    environment = {**os.environ, **{each: str(folder / each.lower()) for each in CACHES}}
+    command = [sys.executable, str(HERE.parent / "src" / "train.py"), "trainer.max_epochs=2", *overrides, f"run={name}"]
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    wall = time.perf_counter() - began
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    result = json.loads((folder / "runs" / name / "result.json").read_text(encoding="utf-8"))
+    seconds = result["startup_seconds"]
+    parts = {
+        "images_s": seconds["images"],
+        "first_eval_s": seconds["first_evaluation"],
+        "compile_s": seconds["compilation"],
+    }
+    return {
+        "overrides": " ".join(each for each in overrides if not each.startswith("dataset.root=")),
+        "compiler_cache": name,
+        "start_s": seconds["total"],
+        **parts,
+        "other_s": seconds["total"] - sum(parts.values()),
+        "wall_s": wall,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Start twice, print, record."""
+    overrides, output = split_output(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [start_once(overrides, Path(folder), name) for name in ("empty", "filled")]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    report("From the command to the first step", rows, output / "fast_start.jsonl", where_it_ran(device))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
