@@ -154,10 +154,33 @@ def test_table_of_recipes_is_what_the_runs_wrote(file):
     assert [cell.strip(" *") for cell in line.strip("|").split("|")][1:] == [*expected, str(first)]
 
 
-@pytest.mark.parametrize("epochs", [40, 100])
-def test_table_of_the_fast_recipe_is_what_the_runs_wrote(epochs):
+@pytest.mark.parametrize("name", ["color", "strong", "strong_m25", "drop_strong"])
+def test_table_of_folds_is_what_the_runs_wrote(name):
+    run = json.loads((REPOSITORY / "docs/results/cars_half_recipe/folds" / f"{name}.json").read_text())
+    lines = (REPOSITORY / "docs/results.md").read_text().splitlines()
+    [line] = [each for each in lines if each.startswith(f"| `{name}`, by folds |")]
+    selected, last = (
+        f"{100 * run[at]['recall']['1']:.1f} ± {100 * run[at]['deviation']['1']:.1f}" for at in ("selected", "last")
+    )
+    assert len(run["folds"]) == 4
+    assert [cell.strip(" *") for cell in line.strip("|").split("|")][1:] == [
+        selected,
+        str(run["selected"]["epoch"]),
+        last,
+    ]
+
+
+FAST_RUNS = {
+    "40 | 1, 2, 3, 4": [f"epochs40_seed{seed}" for seed in (1, 2, 3, 4)],
+    "40, evaluation compiled too | 1, 2": [f"epochs40_compiled_evaluation_seed{seed}" for seed in (1, 2)],
+    "100, evaluation compiled too | 1, 2": [f"epochs100_seed{seed}" for seed in (1, 2)],
+}
+
+
+@pytest.mark.parametrize("row", FAST_RUNS)
+def test_table_of_the_fast_recipe_is_what_the_runs_wrote(row):
     folder = REPOSITORY / "docs/results/cars_half_fast"
-    runs = [json.loads((folder / f"epochs{epochs}_seed{seed}.json").read_text()) for seed in (1, 2)]
+    runs = [json.loads((folder / f"{name}.json").read_text()) for name in FAST_RUNS[row]]
     columns: list[list[float]] = []
     for run in runs:
         seconds = list(
@@ -170,7 +193,7 @@ def test_table_of_the_fast_recipe_is_what_the_runs_wrote(epochs):
     expected = [f"{statistics.mean(each):.1f} ± {statistics.stdev(each):.1f}" for each in (best, last)]
     expected += [f"{statistics.mean(each):.1f}" for each in others]
     lines = (REPOSITORY / "docs/results.md").read_text().splitlines()
-    [line] = [each for each in lines if each.startswith(f"| {epochs} | 1, 2 |")]
+    [line] = [each for each in lines if each.startswith(f"| {row} |")]
     assert [cell.strip(" *") for cell in line.strip("|").split("|")][2:] == expected
 
 
