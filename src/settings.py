@@ -146,6 +146,13 @@ def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
         write_skipped(folder, splits)
 
 
+def wake_card(cfg: DictConfig) -> None:
+    """Start the run's card in a thread."""
+    from proxy_anchor.training.wake import wake_card
+
+    wake_card(cfg.trainer.accelerator, cfg.trainer.devices)
+
+
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:
     """Arguments of MetricLearner: whether the network is compiled, and how many images the run's evaluations embed."""
     evaluations = cfg.trainer.max_epochs // cfg.trainer.check_val_every_n_epoch

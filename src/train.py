@@ -16,6 +16,7 @@ from proxy_anchor.reports.files import selecting_recall
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
     """One run in `folder`, with further callbacks behind the one that counts Recall; returns what result.json holds."""
+    settings.wake_card(cfg)  # its libraries load while these are imported
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
@@ -52,22 +53,15 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     )
     settings.check_processes(cfg, trainer)
     reset_peak_memory(trainer.strategy.root_device)
-    net = EmbeddingNet(
-        cfg.backbone.name,
-        cfg.embedding_dim,
-        pooling=cfg.backbone.pooling,
-        image_size=cfg.dataset.images.crop,
-        pretrained=cfg.backbone.pretrained,
-        weights=cfg.backbone.weights,
-        batch_norm=cfg.batch_norm,
-        drop_path=cfg.backbone.drop_path,
-    )
+    backbone = {key: cfg.backbone[key] for key in ("pooling", "pretrained", "weights", "drop_path")}
+    images = {"image_size": cfg.dataset.images.crop, "batch_norm": cfg.batch_norm}
+    net = EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **images, **backbone)
     data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
     metadata = settings.run_metadata(cfg, data.splits, before)
-    compile = settings.compilation(cfg, data.num_eval_images)
-    learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, **compile)
+    compilation = settings.compilation(cfg, data.num_eval_images)
+    learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, **compilation)
 
     print(data.describe(), settings.describe_training(cfg), sep="\n", flush=True)
     with explained(trainer, learner, data), naming_all_unusable(data.splits, data.on_bad_image):

@@ -1,0 +1,34 @@
+"""A card's libraries loaded while Python still imports: seconds in which the driver works and Python's lock is free."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from threading import Thread
+
+
+def wake_card(accelerator: str, devices: object) -> Thread:
+    """Start the card that a run with these settings of its trainer will use, in a thread, which nobody has to wait for:
+    torch itself has whoever uses the card meanwhile wait.
+
+    Does nothing where it is not clear that there is one and which. Says nothing of a card that does not answer: training
+    will. Draws no random number.
+    """
+    import torch
+
+    local_rank = os.environ.get("LOCAL_RANK")
+    # A list names cards of its own choice, and a process that is one of several has the one of its rank.
+    known = devices == 1 or (isinstance(devices, int) and local_rank is not None)
+    wanted = accelerator in ("auto", "gpu", "cuda") and known and torch.cuda.is_available()
+
+    def wake() -> None:
+        with suppress(RuntimeError):
+            device = torch.device("cuda", int(local_rank or 0))
+            images = torch.zeros(8, 8, 16, 16, dtype=torch.bfloat16, device=device)
+            weight = torch.zeros(8, 8, 3, 3, dtype=torch.bfloat16, device=device)
+            torch.nn.functional.conv2d(images.contiguous(memory_format=torch.channels_last), weight, padding=1)
+            torch.cuda.synchronize(device)
+
+    thread = Thread(target=wake if wanted else lambda: None)
+    thread.start()
+    return thread

@@ -1,0 +1,57 @@
+"""The card that a run will use is started beside the imports, and only that one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from proxy_anchor.training.wake import wake_card
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "devices", "local_rank", "expected"),
+    [
+        ("auto", 1, None, "cuda:0"),
+        ("gpu", 1, None, "cuda:0"),
+        ("gpu", 4, "3", "cuda:3"),
+        ("auto", 4, None, None),  # this process starts the others, and takes no card
+        ("cpu", 1, None, None),
+        ("gpu", [1], None, None),
+        ("auto", "auto", None, None),
+    ],
+)
+def test_the_card_of_the_run_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+    accelerator: str,
+    devices: object,
+    local_rank: str | None,
+    expected: str | None,
+) -> None:
+    asked, zeros = [], torch.zeros
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: asked.append(str(device)))
+    monkeypatch.setattr(torch, "zeros", lambda *shape, dtype, device: zeros(*shape, dtype=dtype))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    state = torch.get_rng_state()
+    wake_card(accelerator, devices).join(10)
+    assert asked == ([expected] if expected else [])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_card_that_does_not_answer_is_left_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*shape: int, **arguments: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", fail)
+    thread = wake_card("auto", 1)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here")
+def test_nothing_happens_without_a_card() -> None:
+    wake_card("auto", 1).join(10)
+    assert not torch.cuda.is_initialized()
