@@ -131,3 +131,17 @@ def test_the_made_up_set_is_read_as_sop(tmp_path: Path) -> None:
         61,
         11,
     )
+
+
+def test_devices_are_compared_with_one(tmp_path: Path) -> None:
+    tiny = [*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv"]
+    run_benchmark("devices.py", "--devices", "1", "2", "--output", "results", *tiny, cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "results" / "devices.jsonl").read_text().splitlines()]
+    assert [(row["devices"], row["kept"], row["batch"]) for row in rows] == [
+        (1, "-", 16),
+        (2, "batch per GPU", 32),
+        (2, "batch", 16),
+    ]
+    assert rows[0]["efficiency"] == 1
+    for row in rows[1:]:
+        assert row["efficiency"] == pytest.approx(row["train_per_s"] / rows[0]["train_per_s"] / 2)

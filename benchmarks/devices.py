@@ -1,0 +1,87 @@
+"""Training and evaluation on several GPUs of one host, as a share of as many single ones.
+
+    python benchmarks/devices.py --devices 1 2 4 dataset=sop dataset.root=DIR data.cache_side=256 speed=fast
+
+Each row is a run of `src/train.py` with these overrides in processes of its own: first with `data.batch_size` (or the recipe's) on
+every GPU, then with the same batch divided over the GPUs. The made-up set of benchmarks/made_up_sop.py will do. Appends a row
+per run to results/devices.jsonl.
+
+    batch           of all GPUs together: what the loss sees
+    train_per_s     images per second, the median over epochs
+    efficiency      of that, to as many times the first row's (one GPU); at the same batch per GPU, or at the same batch in all
+    eval_per_s, eval_s  of an evaluation: embedding on all GPUs, gathering, searching
+    recall_at_1     of the best epoch, in percent
+    start_s         from the command to the first step
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import HERE, report, where_it_ran
+from omegaconf import OmegaConf
+
+
+def train(overrides: list[str], folder: Path, devices: int, batch: int | None) -> dict[str, Any]:
+    """result.json of one run, and the batch that it used."""
+    run = f"devices{devices}_batch{batch}"
+    several = [f"trainer.devices={devices}"] + (["trainer.strategy=ddp"] if devices > 1 else [])
+    given = [] if batch is None else [f"data.batch_size={batch}"]
+    command = [sys.executable, str(HERE.parent / "src" / "train.py"), *overrides, *several, *given, f"run={run}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    result = json.loads((folder / "runs" / run / "result.json").read_text(encoding="utf-8"))
+    return {**result, "batch": OmegaConf.load(folder / "runs" / run / "config.yaml").data.batch_size}
+
+
+def make_row(result: dict[str, Any], first: dict[str, Any], kept: str) -> dict[str, Any]:
+    """One line of the table; `first` is the run on one GPU, and `kept` what both have in common."""
+    trained = [each for each in result["history"] if each["epoch"]]
+    return {
+        "devices": result["num_devices"],
+        "kept": kept,
+        "batch": result["batch"],
+        "train_per_s": result["train_images_per_second"],
+        "efficiency": result["train_images_per_second"] / (result["num_devices"] * first["train_images_per_second"]),
+        "eval_per_s": result["eval_images_per_second"],
+        "eval_s": median(each["eval_seconds"] for each in trained),
+        "s_per_epoch": result["seconds_per_epoch"],
+        "recall_at_1": 100 * next(iter(result["best"]["recall"].values())),
+        "start_s": result["startup_seconds"]["total"],
+    }
+
+
+def main() -> None:
+    """Run, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4], help="numbers of GPUs, 1 first")
+    parser.add_argument("--output", type=Path, default=HERE / "results", help="folder of the .jsonl record")
+    given, overrides = parser.parse_known_args()
+    if given.devices[0] != 1:
+        parser.error("--devices starts with 1, to which the others are compared")
+    output = given.output.absolute()
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        first = train(overrides, folder, 1, None)
+        rows.append(make_row(first, first, "-"))
+        for kept, times in (("batch per GPU", True), ("batch", False)):
+            for devices in given.devices[1:]:
+                result = train(overrides, folder, devices, first["batch"] * (devices if times else 1))
+                rows.append(make_row(result, first, kept))
+                print(rows[-1], flush=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    report("Several GPUs of one host", rows, output / "devices.jsonl", where_it_ran(device))
+
+
+if __name__ == "__main__":
+    main()
