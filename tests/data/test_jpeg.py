@@ -1,6 +1,7 @@
 """JPEG files for the card's decoder, on a CPU: which files go there, and that the crops are those of Pillow."""
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def decoded(images, batches=1, side=0):
     decoder = CardDecoder(dataset, CROP, CPU)
     found = {}
     for rows in np.array_split(np.arange(len(images)), batches):
-        places, take, thumbnails, skipped = decoder(encoded.collate([encoded[int(row)] for row in rows]))
+        places, take, thumbnails, skipped = decoder(encoded.read(rows.tolist()))
         found |= {row: (pixels, small) for row, pixels, small in zip(places, take(), thumbnails, strict=True)}
         found |= dict(skipped)
     return found
@@ -117,6 +118,23 @@ def test_a_file_that_the_decoder_refuses_is_judged_by_pillow_and_costs_no_other(
         assert (found[row][0].int() - decoded([path])[0][0].int()).abs().max() <= 1
 
 
+def test_threads_read_what_one_reads(folder):
+    inputs = [*folder, folder[8].read_bytes(), folder[0].read_bytes(), b"nothing"]
+    encoded = EncodedImages(InputImages(inputs, CROP))
+    alone = [encoded.read([row]) for row in range(len(inputs))]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(encoded.read, [[row] for row in range(len(inputs))]))
+    for one, other in zip(alone, together, strict=True):
+        assert (one.rows, one.sizes, one.others[0], one.others[3]) == (
+            other.rows,
+            other.sizes,
+            other.others[0],
+            other.others[3],
+        )
+        assert all(torch.equal(a, b) for a, b in zip(one.files, other.files, strict=True))
+    assert alone[0].files[0].numpy().tobytes() == folder[0].read_bytes()
+
+
 def test_only_so_many_pixels_are_decoded_at_once(folder, monkeypatch):
     together = decoded(folder)
     monkeypatch.setattr("proxy_anchor.data.jpeg._PIXELS_AT_ONCE", 13000)
@@ -133,7 +151,9 @@ def test_a_header_that_claims_too_many_pixels_is_left_to_pillow(folder, tmp_path
     (tmp_path / "bomb.jpg").write_bytes(content)
     assert plain_size(bytes(content)) == (65535, 65535)
     images = InputImages([tmp_path / "bomb.jpg"], CROP)
-    assert EncodedImages(images)[0] == images[0]
+    batch = EncodedImages(images).read([0])
+    assert batch.files == []
+    assert batch.others[3] == [(0, images[0][3])]
     assert "bomb.jpg" in images[0][3]
 
 
