@@ -11,6 +11,7 @@ from PIL import Image
 from proxy_anchor.data.crops import CentralCrop
 from proxy_anchor.data.inputs import InputImages, collate_readable
 from proxy_anchor.data.jpeg import CardDecoder, EncodedImages, plain_size
+from proxy_anchor.data.resample import resample
 from proxy_anchor.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -177,3 +178,29 @@ def test_a_build_without_the_decoder_is_one_line(monkeypatch, folder):
     monkeypatch.setattr("torchvision.io.decode_jpeg", absent)
     with pytest.raises(UsageError, match=r"embed\.decode=gpu: .* not compiled with nvJPEG support\): use cpu"):
         decoded(folder)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
+def test_the_cards_decoder_writes_into_no_memory_that_is_still_read(tmp_path, monkeypatch):
+    """Crops are queued behind 20 ms of idling, so that the next files are decoded before those of the batch are cropped."""
+    card = torch.device("cuda")
+    for number in range(64):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(picture(300, 400, seed=number)))
+    paths = [tmp_path / f"{number}.jpg" for number in range(64)]
+    batches = [range(start, start + 8) for start in range(0, 64, 8)]
+    dataset = InputImages(paths, CROP)
+    encoded, decoder = EncodedImages(dataset), CardDecoder(dataset, CROP, card)
+
+    def crops():
+        found = [decoder(encoded.read(rows)) for rows in batches]
+        return torch.cat([take().cpu() for _, take, _, _ in found])
+
+    expected = crops()
+
+    def late(*arguments):
+        torch.cuda._sleep(40_000_000)
+        return resample(*arguments)
+
+    monkeypatch.setattr("proxy_anchor.data.jpeg.resample", late)
+    assert torch.equal(crops(), expected)
+    assert torch.equal(crops(), expected)

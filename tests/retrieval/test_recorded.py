@@ -114,9 +114,10 @@ def test_a_replay_keeps_its_weights_when_the_network_moves_away(on_card):
 
 @needs_card
 def test_a_recording_goes_with_its_embedder(on_card):
-    on_card().forward(torch.zeros(8, 3, 64, 64, dtype=torch.uint8))  # the libraries' own memory
+    on_card().record()  # what the libraries keep for themselves
     gc.collect()
-    before = torch.cuda.memory_allocated()
+    torch.cuda.empty_cache()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     embedder = on_card()
     embedder.record()
     assert torch.cuda.memory_allocated() > before
@@ -124,7 +125,7 @@ def test_a_recording_goes_with_its_embedder(on_card):
     gc.collect()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() <= before + 2**20
-    assert torch.cuda.memory_reserved() < before + 2**26
+    assert torch.cuda.memory_reserved() <= reserved + 2**21
 
 
 @needs_card
@@ -153,6 +154,7 @@ def test_a_capture_that_breaks_off_leaves_the_card_usable(on_card):
     rows = torch.ones(8, 4, device="cuda")
     assert record(refused, rows, keep=nn.Identity()) is None
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.cuda.empty_cache()  # fails while torch believes that a recording is on
     embedder = on_card()
     embedder.record()
     assert torch.isfinite(embedder.forward(torch.zeros(8, 3, 64, 64, dtype=torch.uint8))).all()

@@ -190,7 +190,7 @@ class Embedder:
             self.record()
         # One batch behind: the GPU works on the next batch while this one's embeddings are checked and stored.
         waiting: _Batch | None = None
-        for places, pixels, thumbnails, skipped in self._pixels(dataset):
+        for places, pixels, thumbnails, skipped in self.pixels(dataset):
             found = Fetch(self.forward(pixels) if places else torch.empty(0, self.embedding_dim))
             if waiting is not None:
                 yield self._finish(waiting, todo)
@@ -198,7 +198,8 @@ class Embedder:
         if waiting is not None:
             yield self._finish(waiting, todo)
 
-    def _pixels(self, dataset: InputImages) -> Iterator[_Pixels]:
+    def pixels(self, dataset: InputImages) -> Iterator[_Pixels]:
+        """What the network is given, batch by batch: see `collate_readable`."""
         workers = default_num_workers() if self.num_workers is None else self.num_workers
         if self.decode == "gpu":
             yield from self._decoded_on_card(dataset, max(1, workers))

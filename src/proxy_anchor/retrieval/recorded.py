@@ -6,6 +6,8 @@ The card then waits for no Python, and Python is free for the threads that read 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -45,8 +47,7 @@ def record(function: Callable[[Tensor], Tensor], example: Tensor, *, keep: nn.Mo
     recording's own memory.
     """
     device = example.device
-    side = torch.cuda.Stream(device)
-    graph = torch.cuda.CUDAGraph()
+    side, pool, graph = _recording_stream(device), torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
     with _LOCK, torch.cuda.device(device):
         side.wait_stream(torch.cuda.current_stream(device))
         try:
@@ -55,9 +56,12 @@ def record(function: Callable[[Tensor], Tensor], example: Tensor, *, keep: nn.Mo
                 with RefuseHostReads():  # also makes what is made at a first call: workspaces, choices of kernels
                     function(example)
                 # Other threads may use the card meanwhile.
-                with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                     found = function(example)
         except RuntimeError:
+            # A recording that broke off left torch's allocator waiting for its end.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             return None
         finally:
             torch.cuda.current_stream(device).wait_stream(side)
@@ -65,10 +69,16 @@ def record(function: Callable[[Tensor], Tensor], example: Tensor, *, keep: nn.Mo
     return Recorded(graph, example, found, kept)
 
 
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings on a card: the matrix library keeps its workspace for every stream that it has seen."""
+    return torch.cuda.Stream(device)
+
+
 class RefuseHostReads(TorchDispatchMode):
     """Raises RuntimeError where a function looks at numbers on the host: its recording would repeat what it did with these.
 
-    Asked before a recording starts, as a recording that breaks off leaves torch's memory in disorder.
+    Asked before a recording starts: one that breaks off is more trouble.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
