@@ -179,7 +179,7 @@ class CardDecoder:
         self._free()
         # Sizes are known before anything is decoded: what the crops need is on its way while the engine works.
         windows, targets = central_windows(np.array(sizes), self.prepare)
-        table = self._sent(torch.from_numpy(np.concatenate([windows, targets], axis=None)))
+        table = self._sent(torch.from_numpy(np.concatenate([targets, windows], axis=None)))
         try:
             images = self._io.decode_jpeg(files, mode=self._io.ImageReadMode.RGB, device=self.device)
         except RuntimeError:
@@ -188,8 +188,8 @@ class CardDecoder:
             return None, []
         # Few calls, each for the whole batch: the thread that runs the network waits for Python while this one has it.
         flat = torch.cat([image.reshape(-1) for image in images])
-        split = windows.size
-        crops = resample(flat, table[:split].view(-1, 5), self.prepare.crop, table[split:].view(-1, 4))
+        split = targets.size
+        crops = resample(flat, table[split:].view(-1, 5), self.prepare.crop, table[:split].view(-1, 4))
         self._keep([table, flat, *images])
         return crops, self._thumbnails(images) if self.images.thumbnail_side else [b""] * len(images)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,10 +218,9 @@ class Embedder:
         batches = (range(start, min(start + self.batch_size, len(dataset))) for start in starts)
         # Threads, as processes take longer to start and to hand files over than reading takes. The card's decoder is an engine
         # beside the one that runs the network: a thread of its own keeps it busy.
-        with ThreadPoolExecutor(readers) as reading, ThreadPoolExecutor(1) as decoding:
-            encoded = _ahead(reading, files.read, batches, readers)
-            for rows, take, thumbnails, skipped in _ahead(decoding, decoder, encoded, _BATCHES_AHEAD):
-                yield rows, take(), thumbnails, skipped
+        encoded = _ahead(files.read, batches, threads=readers, depth=readers)
+        for rows, take, thumbnails, skipped in _ahead(decoder, encoded, threads=1, depth=_BATCHES_AHEAD):
+            yield rows, take(), thumbnails, skipped
 
     def _finish(
         self, batch: _Batch, todo: Sequence[int]
@@ -241,9 +240,10 @@ class Embedder:
 
 
 def _ahead(
-    pool: Executor, function: Callable[[_Item], _Result], items: Iterable[_Item], depth: int
+    function: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int, depth: int
 ) -> Iterator[_Result]:
-    """The function of each item, in order, computed by the pool up to `depth` items ahead of who takes them."""
+    """The function of each item, in order, computed in threads up to `depth` items ahead of who takes them."""
+    pool = ThreadPoolExecutor(threads)
     waiting: deque[Future[_Result]] = deque()
     try:
         for item in items:
@@ -252,9 +252,8 @@ def _ahead(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    finally:  # who stops early does not wait for the rest
-        for each in waiting:
-            each.cancel()
+    finally:
+        pool.shutdown(cancel_futures=True)  # who stops early does not wait for what nobody has begun
 
 
 class _Shards:
