@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from proxy_anchor.training.trained import TrainedNet
 SHARD_IMAGES = 4096  # embedded between two files of a resumable run
 _FEW_IMAGES = 64  # below this, starting worker processes takes longer than decoding
 _BATCHES_AHEAD = 2  # decoded on the card before the network takes them
+_LONG_S = 0.01  # of waiting for a batch of files
 _MANY_BATCHES = 8  # from here on, recording the network's kernels takes less time than it saves
 
 # Places, pixels, thumbnails, skipped; and the same with embeddings.
@@ -242,13 +243,19 @@ class Embedder:
 def _ahead(
     function: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int, depth: int
 ) -> Iterator[_Result]:
-    """The function of each item, in order, computed in threads up to `depth` items ahead of who takes them."""
+    """The function of each item, in order, computed in threads up to `depth` items ahead of who takes them.
+
+    One more at once whenever the next is long in coming: sixteen threads that read files which are in memory already get less
+    done than one, as they pass Python's lock around, and with a slow disk it is the other way round.
+    """
     pool = ThreadPoolExecutor(threads)
     waiting: deque[Future[_Result]] = deque()
+    ahead = depth if threads == 1 else 1
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
-            if len(waiting) > depth:
+            if len(waiting) > ahead:
+                ahead += ahead < depth and not wait([waiting[0]], _LONG_S).done
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
