@@ -26,7 +26,8 @@ from proxy_anchor.data.resample import resample
 from proxy_anchor.errors import UsageError
 
 _PIXELS_AT_ONCE = 128_000_000  # decoded between two crops: 0.4 GB, a batch of 64 photographs of 2 megapixels
-_PARTS_IN_USE = 2  # whose memory is kept at most while the card still crops them
+_LOCK = Lock()  # one call at a time on the decoders' stream: see `CardDecoder._keep`
+_PARTS_IN_USE = 1  # that may still be cropped, their memory kept, while the next is decoded
 _PLAIN_FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive with Huffman codes (ITU T.81, table B.1)
 _ADOBE = 0xEE  # may say that the three components are RGB, or inverted
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # markers without a length
@@ -127,7 +128,10 @@ class CardDecoder:
             from torchvision import io
 
             self._io = io
-            io.decode_jpeg(io.encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8)), device=device)
+            with _LOCK, torch.cuda.stream(self._stream):
+                if self._stream is not None:
+                    self._stream.synchronize()  # for one that was given up
+                io.decode_jpeg(io.encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8)), device=device)
         except (RuntimeError, ImportError, AttributeError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(
@@ -143,7 +147,7 @@ class CardDecoder:
         """
         rows, pixels, thumbnails, skipped = batch.others
         rows, thumbnails, skipped = list(rows), list(thumbnails), list(skipped)
-        with torch.cuda.stream(self._stream):
+        with _LOCK, torch.cuda.stream(self._stream):
             parts = [pixels.to(self.device)] if len(rows) else []
             for part in self._parts(batch):
                 crops, small = self._decode([batch.files[i] for i in part], [batch.sizes[i] for i in part])
@@ -182,9 +186,12 @@ class CardDecoder:
         table = self._sent(torch.from_numpy(np.concatenate([targets, windows], axis=None)))
         try:
             images = self._io.decode_jpeg(files, mode=self._io.ImageReadMode.RGB, device=self.device)
+            is_whole = [tuple(image.shape[1:]) for image in images] == sizes
         except RuntimeError:
-            return None, []
-        if [tuple(image.shape[1:]) for image in images] != sizes:
+            is_whole = False
+        if not is_whole:
+            if self._stream is not None:
+                torch.cuda.synchronize(self.device)  # what was begun ends before its memory is used again
             return None, []
         # Few calls, each for the whole batch: the thread that runs the network waits for Python while this one has it.
         flat = torch.cat([image.reshape(-1) for image in images])
@@ -198,7 +205,7 @@ class CardDecoder:
         return table.pin_memory().to(self.device, non_blocking=True) if self._stream is not None else table
 
     # The card's decoding engine does not wait for its stream, and writes into memory that kernels queued there may still
-    # read (pytorch/vision#9606). So no memory goes back before its kernels are done; the engine need not wait for them.
+    # read (pytorch/vision#9606). So no memory goes back before its kernels are done, and the engine need not wait for them.
     def _keep(self, tensors: Sequence[Tensor]) -> None:
         if self._stream is not None:
             self._in_use.append((self._stream.record_event(), tensors))
