@@ -1,6 +1,7 @@
 """JPEG files for the card's decoder, on a CPU: which files go there, and that the crops are those of Pillow."""
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from proxy_anchor.data.crops import CentralCrop
 from proxy_anchor.data.inputs import InputImages, collate_readable
 from proxy_anchor.data.jpeg import CardDecoder, EncodedImages, plain_size
+from proxy_anchor.data.resample import resample
 from proxy_anchor.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -79,7 +81,7 @@ def decoded(images, batches=1, side=0):
     decoder = CardDecoder(dataset, CROP, CPU)
     found = {}
     for rows in np.array_split(np.arange(len(images)), batches):
-        places, take, thumbnails, skipped = decoder(encoded.collate([encoded[int(row)] for row in rows]))
+        places, take, thumbnails, skipped = decoder(encoded.read(rows.tolist()))
         found |= {row: (pixels, small) for row, pixels, small in zip(places, take(), thumbnails, strict=True)}
         found |= dict(skipped)
     return found
@@ -117,6 +119,23 @@ def test_a_file_that_the_decoder_refuses_is_judged_by_pillow_and_costs_no_other(
         assert (found[row][0].int() - decoded([path])[0][0].int()).abs().max() <= 1
 
 
+def test_threads_read_what_one_reads(folder):
+    inputs = [*folder, folder[8].read_bytes(), folder[0].read_bytes(), b"nothing"]
+    encoded = EncodedImages(InputImages(inputs, CROP))
+    alone = [encoded.read([row]) for row in range(len(inputs))]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(encoded.read, [[row] for row in range(len(inputs))]))
+    for one, other in zip(alone, together, strict=True):
+        assert (one.rows, one.sizes, one.others[0], one.others[3]) == (
+            other.rows,
+            other.sizes,
+            other.others[0],
+            other.others[3],
+        )
+        assert all(torch.equal(a, b) for a, b in zip(one.files, other.files, strict=True))
+    assert alone[0].files[0].numpy().tobytes() == folder[0].read_bytes()
+
+
 def test_only_so_many_pixels_are_decoded_at_once(folder, monkeypatch):
     together = decoded(folder)
     monkeypatch.setattr("proxy_anchor.data.jpeg._PIXELS_AT_ONCE", 13000)
@@ -133,7 +152,9 @@ def test_a_header_that_claims_too_many_pixels_is_left_to_pillow(folder, tmp_path
     (tmp_path / "bomb.jpg").write_bytes(content)
     assert plain_size(bytes(content)) == (65535, 65535)
     images = InputImages([tmp_path / "bomb.jpg"], CROP)
-    assert EncodedImages(images)[0] == images[0]
+    batch = EncodedImages(images).read([0])
+    assert batch.files == []
+    assert batch.others[3] == [(0, images[0][3])]
     assert "bomb.jpg" in images[0][3]
 
 
@@ -157,3 +178,29 @@ def test_a_build_without_the_decoder_is_one_line(monkeypatch, folder):
     monkeypatch.setattr("torchvision.io.decode_jpeg", absent)
     with pytest.raises(UsageError, match=r"embed\.decode=gpu: .* not compiled with nvJPEG support\): use cpu"):
         decoded(folder)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
+def test_the_cards_decoder_writes_into_no_memory_that_is_still_read(tmp_path, monkeypatch):
+    """Crops are queued behind 20 ms of idling, so that the next files are decoded before those of the batch are cropped."""
+    card = torch.device("cuda")
+    for number in range(64):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(picture(300, 400, seed=number)))
+    paths = [tmp_path / f"{number}.jpg" for number in range(64)]
+    batches = [range(start, start + 8) for start in range(0, 64, 8)]
+    dataset = InputImages(paths, CROP)
+    encoded, decoder = EncodedImages(dataset), CardDecoder(dataset, CROP, card)
+
+    def crops():
+        found = [decoder(encoded.read(rows)) for rows in batches]
+        return torch.cat([take().cpu() for _, take, _, _ in found])
+
+    expected = crops()
+
+    def late(*arguments):
+        torch.cuda._sleep(40_000_000)
+        return resample(*arguments)
+
+    monkeypatch.setattr("proxy_anchor.data.jpeg.resample", late)
+    assert torch.equal(crops(), expected)
+    assert torch.equal(crops(), expected)

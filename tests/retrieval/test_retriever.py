@@ -83,8 +83,8 @@ def test_files_decoded_by_the_cards_decoder_give_the_same_embeddings(
     paths.insert(3, tmp_path / "broken.jpg")
     paths[3].write_bytes(paths[2].read_bytes()[:300])
     trained = load_trained(make_checkpoint())
-    slow = Embedder(trained, num_workers=0).embed(paths, progress=False)
-    fast = Embedder(trained, num_workers=2, batch_size=4)
+    slow = Embedder(trained, device="cpu", num_workers=0).embed(paths, progress=False)
+    fast = Embedder(trained, device="cpu", num_workers=2, batch_size=4)
     fast.decode = "gpu"
     found = fast.embed(paths, progress=False, shards=tmp_path / "parts", thumbnail_side=16)
     assert (found.rows, found.skipped) == (slow.rows, slow.skipped)
@@ -101,18 +101,24 @@ def test_decoding_on_a_card_needs_one(make_checkpoint: Callable) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
-def test_the_cards_decoder_agrees_with_pillow_up_to_its_rounding(
-    make_checkpoint: Callable, gallery: Path, tmp_path: Path
-) -> None:
-    paths = [tmp_path / f"{number}.jpg" for number in range(len(list(gallery.rglob("*.png"))))]
-    for path, source in zip(paths, sorted(gallery.rglob("*.png")), strict=True):
-        read_rgb(source).resize((200, 150)).save(path, quality=95)
+def test_the_cards_decoder_agrees_with_pillow_up_to_its_rounding(make_checkpoint: Callable, tmp_path: Path) -> None:
+    """On smooth pictures.
+
+    It rounds the inverse cosine transform otherwise, and repeats colours, which files hold at half the resolution, where
+    Pillow interpolates them. Both done to these pictures by hand on a CPU gave 0.9999. Where neighbouring pixels have nothing
+    to do with one another, repeating colours is another picture: 0.97 for noise.
+    """
+    paths = [tmp_path / f"{number}.jpg" for number in range(15)]
+    for number, path in enumerate(paths):
+        coarse = np.random.default_rng(number).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((200, 150), Image.Resampling.BICUBIC).save(path, quality=95)
     trained = load_trained(make_checkpoint())
     slow = Embedder(trained, num_workers=0).embed(paths, progress=False)
-    fast = Embedder(trained, num_workers=2, decode="gpu").embed(paths, progress=False, thumbnail_side=16)
-    assert fast.rows == slow.rows
-    assert (fast.embeddings * slow.embeddings).sum(1).min() > 0.98
-    assert all(fast.thumbnails)
+    fast = Embedder(trained, num_workers=2, batch_size=4, decode="gpu")
+    found = fast.embed(paths, progress=False, thumbnail_side=16)
+    assert found.rows == slow.rows
+    assert (found.embeddings * slow.embeddings).sum(1).min() > 0.999
+    assert all(found.thumbnails)
 
 
 def test_many_queries_at_once_are_the_same_as_one_by_one(retriever: Retriever, gallery: Path) -> None:

@@ -6,31 +6,34 @@ everything that the card refuses, takes the way through Pillow, which also says 
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as F
 
 from proxy_anchor.data.crops import CentralCrop
-from proxy_anchor.data.inputs import THUMBNAIL_QUALITY, InputImages, Prepared, collate_readable
+from proxy_anchor.data.inputs import THUMBNAIL_QUALITY, InputImages, collate_readable
 from proxy_anchor.data.resample import resample
 from proxy_anchor.errors import UsageError
 
 _PIXELS_AT_ONCE = 128_000_000  # decoded between two crops: 0.4 GB, a batch of 64 photographs of 2 megapixels
+_LOCK = Lock()  # one call at a time on the decoders' stream: see `CardDecoder._keep`
+_PARTS_IN_USE = 1  # that may still be cropped, their memory kept, while the next is decoded
 _PLAIN_FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive with Huffman codes (ITU T.81, table B.1)
 _ADOBE = 0xEE  # may say that the three components are RGB, or inverted
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # markers without a length
 
-Item = Prepared | tuple[int, Tensor, tuple[int, int]]
 
-
-def plain_size(content: bytes) -> tuple[int, int] | None:
+def plain_size(content: bytes | bytearray) -> tuple[int, int] | None:
     """Height and width of a whole JPEG file of 8-bit grey or YCbCr pixels; None for any other content."""
     if content[:2] != b"\xff\xd8" or b"\xff\xd9" not in content[-64:]:
         return None
@@ -59,46 +62,50 @@ class EncodedBatch:
     """rows of the images in `files` (each a file's bytes, uint8) with their `sizes`; `others` went through Pillow."""
 
     rows: list[int]
-    files: Tensor
-    ends: list[int]
+    files: list[Tensor]
     sizes: list[tuple[int, int]]
     others: tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]]
 
-    def each_file(self) -> list[Tensor]:
-        """The files' bytes, one tensor each."""
-        return [self.files[start:end] for start, end in pairwise([0, *self.ends])]
 
+class EncodedImages:
+    """The files of `images`: plain JPEG files as they are, anything else as `images` has it.
 
-class EncodedImages(Dataset):
-    """Item i is (i, bytes, size) of a plain JPEG file, or what `images` has for anything else."""
+    For threads: reading leaves Python's lock to others, and what was read is where the decoder needs it.
+    """
 
     def __init__(self, images: InputImages) -> None:
         self.images = images
+        self._one_by_one = Lock()
 
-    def __len__(self) -> int:
-        return len(self.images)
+    def read(self, rows: Sequence[int]) -> EncodedBatch:
+        """The batch of these rows."""
+        encoded, others = [], []
+        for row in rows:
+            content = self._content(row)
+            size = plain_size(content)
+            if size is None or size[0] * size[1] > _PIXELS_AT_ONCE:  # Pillow's limits decide about those
+                # Bytes are opened under changed rules for warnings, which all threads share.
+                with self._one_by_one if isinstance(self.images.images[row], bytes) else nullcontext():
+                    others.append(self.images[row])
+            else:
+                encoded.append((row, torch.frombuffer(content, dtype=torch.uint8), size))
+        files, sizes = [content for _, content, _ in encoded], [size for *_, size in encoded]
+        return EncodedBatch([row for row, *_ in encoded], files, sizes, collate_readable(others))
 
-    def __getitem__(self, row: int) -> Item:
+    def _content(self, row: int) -> bytearray:
+        """A file's bytes; none of what is no file, or cannot be read: then Pillow says why."""
         image = self.images.images[row]
-        content = image if isinstance(image, bytes) else b""
-        if isinstance(image, (str, Path)):
-            try:
-                content = Path(image).read_bytes()
-            except (OSError, ValueError):
-                return self.images[row]  # which says why
-        size = plain_size(content)
-        if size is None or size[0] * size[1] > _PIXELS_AT_ONCE:  # Pillow's limits decide about those
-            return self.images[row]
-        return row, torch.from_numpy(np.frombuffer(content, np.uint8).copy()), size
-
-    @staticmethod
-    def collate(items: Sequence[Item]) -> EncodedBatch:
-        """Bytes behind one another: one block of memory travels between processes."""
-        encoded = [item for item in items if len(item) == 3]
-        ends = np.cumsum([len(content) for _, content, _ in encoded], dtype=np.int64).tolist()
-        files = torch.cat([content for _, content, _ in encoded]) if encoded else torch.empty(0, dtype=torch.uint8)
-        others = collate_readable([item for item in items if len(item) != 3])
-        return EncodedBatch([row for row, _, _ in encoded], files, ends, [size for *_, size in encoded], others)
+        if isinstance(image, bytes):
+            return bytearray(image)
+        if not isinstance(image, (str, Path)):
+            return bytearray()
+        try:
+            with open(image, "rb", buffering=0) as file:  # three calls to the system, where Path.read_bytes makes more
+                content = bytearray(os.fstat(file.fileno()).st_size)
+                del content[file.readinto(content) :]
+                return content
+        except (OSError, ValueError):
+            return bytearray()
 
 
 class CardDecoder:
@@ -114,13 +121,17 @@ class CardDecoder:
 
     def __init__(self, images: InputImages, prepare: CentralCrop, device: torch.device) -> None:
         self.images, self.prepare, self.device = images, prepare, device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _decoding_stream(device) if device.type == "cuda" else None
+        self._in_use: deque[tuple[torch.cuda.Event, Sequence[Tensor]]] = deque()
         try:
             # Deprecated in torchvision 0.29 for TorchCodec, which 2.11 to 2.14 of torch do not all have a release of.
             from torchvision import io
 
             self._io = io
-            io.decode_jpeg(io.encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8)), device=device)
+            with _LOCK, torch.cuda.stream(self._stream):
+                if self._stream is not None:
+                    self._stream.synchronize()  # for one that was given up
+                io.decode_jpeg(io.encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8)), device=device)
         except (RuntimeError, ImportError, AttributeError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(
@@ -135,11 +146,11 @@ class CardDecoder:
         The function is called where the pixels are used: that stream waits for this one.
         """
         rows, pixels, thumbnails, skipped = batch.others
-        rows, thumbnails, skipped, files = list(rows), list(thumbnails), list(skipped), batch.each_file()
-        with torch.cuda.stream(self._stream):
+        rows, thumbnails, skipped = list(rows), list(thumbnails), list(skipped)
+        with _LOCK, torch.cuda.stream(self._stream):
             parts = [pixels.to(self.device)] if len(rows) else []
             for part in self._parts(batch):
-                crops, small = self._decode([files[i] for i in part], [batch.sizes[i] for i in part])
+                crops, small = self._decode([batch.files[i] for i in part], [batch.sizes[i] for i in part])
                 if crops is None:  # one of them is damaged: Pillow says which, and how
                     found, crops, small, bad = collate_readable([self.images[batch.rows[i]] for i in part])
                     rows, skipped = rows + found, skipped + bad
@@ -148,7 +159,11 @@ class CardDecoder:
                     rows = rows + [batch.rows[i] for i in part]
                 thumbnails = thumbnails + small
                 parts += [crops] if len(crops) else []
-            joined = torch.cat(parts) if parts else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+            if len(parts) > 1:
+                joined = torch.cat(parts)
+                self._keep(parts)
+            else:
+                joined = parts[0] if parts else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
         return rows, self._handed_over(joined), thumbnails, skipped
 
     def _parts(self, batch: EncodedBatch) -> Iterator[list[int]]:
@@ -165,22 +180,41 @@ class CardDecoder:
             yield part
 
     def _decode(self, files: list[Tensor], sizes: list[tuple[int, int]]) -> tuple[Tensor | None, list[bytes]]:
-        # The card's decoding engine does not wait for its stream, and writes into memory that kernels queued there may
-        # still read (pytorch/vision#9606): nothing may be queued when it starts.
-        if self._stream is not None:
-            self._stream.synchronize()
+        self._free()
+        # Sizes are known before anything is decoded: what the crops need is on its way while the engine works.
+        windows, targets = central_windows(np.array(sizes), self.prepare)
+        table = self._sent(torch.from_numpy(np.concatenate([targets, windows], axis=None)))
         try:
             images = self._io.decode_jpeg(files, mode=self._io.ImageReadMode.RGB, device=self.device)
+            is_whole = [tuple(image.shape[1:]) for image in images] == sizes
         except RuntimeError:
-            return None, []
-        if [tuple(image.shape[1:]) for image in images] != sizes:
+            is_whole = False
+        if not is_whole:
+            if self._stream is not None:
+                torch.cuda.synchronize(self.device)  # what was begun ends before its memory is used again
             return None, []
         # Few calls, each for the whole batch: the thread that runs the network waits for Python while this one has it.
         flat = torch.cat([image.reshape(-1) for image in images])
-        windows, targets = central_windows(np.array(sizes), self.prepare)
-        table = torch.from_numpy(np.concatenate([windows, targets], axis=1)).to(self.device)
-        crops = resample(flat, table[:, :5].contiguous(), self.prepare.crop, table[:, 5:].contiguous())
+        split = targets.size
+        crops = resample(flat, table[split:].view(-1, 5), self.prepare.crop, table[:split].view(-1, 4))
+        self._keep([table, flat, *images])
         return crops, self._thumbnails(images) if self.images.thumbnail_side else [b""] * len(images)
+
+    def _sent(self, table: Tensor) -> Tensor:
+        """The table on the device, without waiting for its stream."""
+        return table.pin_memory().to(self.device, non_blocking=True) if self._stream is not None else table
+
+    # The card's decoding engine does not wait for its stream, and writes into memory that kernels queued there may still
+    # read (pytorch/vision#9606). So no memory goes back before its kernels are done, and the engine need not wait for them.
+    def _keep(self, tensors: Sequence[Tensor]) -> None:
+        if self._stream is not None:
+            self._in_use.append((self._stream.record_event(), tensors))
+
+    def _free(self) -> None:
+        while self._in_use and (len(self._in_use) > _PARTS_IN_USE or self._in_use[0][0].query()):
+            done, tensors = self._in_use.popleft()
+            done.synchronize()
+            del tensors
 
     def _thumbnails(self, images: list[Tensor]) -> list[bytes]:
         small = []
@@ -207,6 +241,12 @@ class CardDecoder:
             return pixels
 
         return take
+
+
+@cache
+def _decoding_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for every decoder on a card, as memory stays with its stream; ahead of the network, which has work in reserve."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def central_windows(sizes: np.ndarray, prepare: CentralCrop) -> tuple[np.ndarray, np.ndarray]:
