@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,6 +64,34 @@ def test_interpreted_it_takes_views_and_gives_the_value_alone(interpreted: dict)
 
 def test_interpreted_a_not_a_number_reaches_the_loss(interpreted: dict) -> None:
     assert all(torch.tensor(interpreted["with_a_not_a_number"]).isnan())
+
+
+@pytest.mark.parametrize(("batch", "dim"), [(180, 512), (7, 9), (1030, 16)])
+def test_they_compile_for_a_card_where_there_is_none(
+    batch: int, dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter takes what the compiler refuses: branches that disagree on a type, for one."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from proxy_anchor.losses import class_block_kernel as kernels
+
+    if "nvidia" not in triton.backends.backends:
+        pytest.skip("this Triton has no compiler for NVIDIA cards")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    block_b, block_d = triton.next_power_of_2(batch + 3), triton.next_power_of_2(dim)
+    constants = {"dim": dim, "tile": 4, "block_b": block_b, "block_d": block_d, "differentiate": True}
+    numbers = {"alpha": "fp32", "shift": "fp32", "num_classes": "fp32", "unit": "fp32"}
+    numbers |= dict.fromkeys(("batch", "quads", "classes", "image_programs"), "i32")
+    for kernel in (kernels._normalise, kernels._weigh, kernels._finish):
+        for present in (True, False):
+            constants["count_present"] = present
+            held = {each.name: constants[each.name] for each in kernel.params if each.is_constexpr}
+            types = {"labels": "*i64", "present": "*fp32" if present else "*i64"} | numbers
+            signature = {name: "constexpr" if name in held else types.get(name, "*fp32") for name in kernel.arg_names}
+            made = triton.compile(ASTSource(kernel, signature, held), target=GPUTarget("cuda", 90, 32))
+            assert made.asm["cubin"]
 
 
 def test_a_second_derivative_is_refused() -> None:

@@ -109,6 +109,8 @@ def _weigh(  # type: ignore[no-untyped-def]
     tl.store(per_class + row, negative / num_classes + positive / num_present, mask=inside)
     if differentiate:
         strength = push - pull * (num_classes / num_present)
+        # Where a row is shorter than the program has threads, several hold the same number: all have read before one writes.
+        tl.debug_barrier()
         tl.store(place, strength * scale[:, None], mask=in_row)
         radial = tl.sum(strength * dot, 1) * (scale * scale * scale)
         tl.store(per_class + classes + row, radial, mask=inside)
@@ -137,10 +139,10 @@ def _finish(  # type: ignore[no-untyped-def]
     With u = x / |x|: dL/dx = (I - u u^T) dL/du / |x|, and the same for p, whose part along p is known from forward.
     """
     program = tl.program_id(0)
-    column = tl.arange(0, block_d)
+    column = tl.arange(0, block_d)  # rows are int64 below: C x D may pass 2**31
     unit *= tl.load(grad_value)
     if program < image_programs:
-        row = program * tile + tl.arange(0, tile)
+        row = program * tile + tl.arange(0, tile).to(tl.int64)
         place = row[:, None] * dim + column[None, :]
         inside = (row < batch)[:, None] & (column < dim)[None, :]
         gradient = tl.load(grad_embeddings + place, mask=inside, other=0.0)
@@ -149,13 +151,17 @@ def _finish(  # type: ignore[no-untyped-def]
         along = tl.sum(gradient * u, 1)
         tl.store(grad_embeddings + place, (gradient - u * along[:, None]) * (scale * unit)[:, None], mask=inside)
     else:
-        row = (program - image_programs) * tile + tl.arange(0, tile).to(tl.int64)  # C x D may pass 2**31
+        row = (program - image_programs) * tile + tl.arange(0, tile).to(tl.int64)
         place = row[:, None] * dim + column[None, :]
         inside = (row < classes)[:, None] & (column < dim)[None, :]
         gradient = tl.load(grad_proxies + place, mask=inside, other=0.0)
         proxy = tl.load(proxies + place, mask=inside, other=0.0)
         radial = tl.load(per_class + classes + row, mask=row < classes, other=0.0)
         tl.store(grad_proxies + place, (gradient - proxy * radial[:, None]) * unit, mask=inside)
+
+
+def _power_of_2(least: int) -> int:
+    return 1 << (least - 1).bit_length()  # Triton's own is wrapped for use in kernels, which takes microseconds
 
 
 def _warps(numbers: int) -> int:
@@ -186,7 +192,7 @@ class FusedClassBlockLoss(torch.autograd.Function):
         num_classes = classes if num_classes is None else num_classes
         embeddings, proxies, labels = embeddings.contiguous(), proxies.contiguous(), labels.contiguous()
         quads = -(-batch // 4)
-        block_b, block_d = triton.next_power_of_2(4 * quads), triton.next_power_of_2(dim)
+        block_b, block_d = _power_of_2(4 * quads), _power_of_2(dim)
         block = max(block_b, block_d)
         tile = max(1, _TILE // block)
 
@@ -229,7 +235,7 @@ class FusedClassBlockLoss(torch.autograd.Function):
             refuse_second_derivative()
         proxies, units, per_image, weights, per_class = ctx.saved_tensors
         (classes, dim), batch = proxies.shape, per_image.shape[1]
-        block_d = triton.next_power_of_2(dim)
+        block_d = _power_of_2(dim)
         tile = max(1, _TILE // block_d)
         for_embeddings, for_proxies = ctx.needs_input_grad[:2]
         with autocast_off(proxies.device.type):
