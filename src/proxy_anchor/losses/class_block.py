@@ -7,11 +7,16 @@ bare similarity product. What makes it small:
 - Proxies are never normalised as a matrix: the factor 1 / |p_j| is a number per row of similarities.
 - One softmax over the terms of 1 + sum exp(...) gives both: the log of the share of the "1" is minus the logarithm in
   Eq. 4, and the shares of the others are the weights of Eq. 6.
+
+Written twice: in torch, below, and for float32 on a graphics card as three Triton kernels (class_block_kernel.py), for which
+Python launches eight calls instead of sixty. Tests hold both to the definition.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -20,6 +25,9 @@ from proxy_anchor.errors import UsageError
 
 # Similarities per chunk: 16 MiB in float32, which stays in a GPU's cache and is worth a kernel launch.
 CHUNK_ELEMENTS = 2**22
+
+# The most images and dimensions that one program of the kernels holds in its registers.
+_LARGEST_ROW = 4096
 
 # Stands for minus infinity where it will be multiplied by a share of 0.
 _EXCLUDED = 1e30
@@ -47,10 +55,52 @@ def class_block_loss(
     """
     dtype = torch.float64 if torch.float64 in (embeddings.dtype, proxies.dtype) else torch.float32
     differentiate = torch.is_grad_enabled() and (embeddings.requires_grad or proxies.requires_grad)
-    with torch.autocast(embeddings.device.type, enabled=False):
-        return _ClassBlockLoss.apply(
-            embeddings.to(dtype), proxies.to(dtype), labels, alpha, delta, num_classes, num_present, differentiate
+    embeddings, proxies = embeddings.to(dtype), proxies.to(dtype)
+    fused = _fused() if _fits_the_kernels(embeddings, proxies, labels, num_present) else None
+    with autocast_off(embeddings.device.type):
+        return (fused or _ClassBlockLoss).apply(
+            embeddings, proxies, labels, alpha, delta, num_classes, num_present, differentiate
         )
+
+
+def autocast_off(device_type: str) -> AbstractContextManager[Any]:
+    """Matrix products in the precision of their factors; costs next to nothing where autocast is off anyway."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
+def refuse_second_derivative() -> NoReturn:
+    """Raise UsageError for create_graph=True.
+
+    Not `once_differentiable`: it returns a constant where a gradient penalty would go on to differentiate.
+    """
+    raise UsageError(
+        "the Proxy-Anchor loss gives first derivatives only, received create_graph=True; for second ones, call "
+        "proxy_anchor_loss(unit_length(embeddings) @ unit_length(proxies).T, labels, alpha, delta)."
+    )
+
+
+def _fits_the_kernels(embeddings: Tensor, proxies: Tensor, labels: Tensor, num_present: Tensor | None) -> bool:
+    """Whether the kernels compute this: all on the current card, float32, rows that a program holds, nothing empty."""
+    return (
+        embeddings.is_cuda
+        and embeddings.dtype == torch.float32
+        and proxies.is_cuda
+        and labels.is_cuda
+        and (num_present is None or num_present.is_cuda)
+        and embeddings.get_device() == torch.cuda.current_device()  # where Triton launches
+        and max(embeddings.shape) <= _LARGEST_ROW
+        and min(*embeddings.shape, proxies.shape[0]) > 0
+    )
+
+
+@cache
+def _fused() -> type[torch.autograd.Function] | None:
+    """The same as Triton kernels; None where there is no Triton (its wheels exist for Linux only)."""
+    try:
+        from proxy_anchor.losses.class_block_kernel import FusedClassBlockLoss
+    except ImportError:
+        return None
+    return FusedClassBlockLoss
 
 
 def _log_shares(dots: Tensor, scale: Tensor, alpha: float, shift: Tensor) -> Tensor:
@@ -149,17 +199,13 @@ class _ClassBlockLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
-        # Not `once_differentiable`: it returns a constant where a gradient penalty would go on to differentiate.
         if torch.is_grad_enabled():
-            raise UsageError(
-                "the Proxy-Anchor loss gives first derivatives only, received create_graph=True; for second ones, call "
-                "proxy_anchor_loss(unit_length(embeddings) @ unit_length(proxies).T, labels, alpha, delta)."
-            )
+            refuse_second_derivative()
         # weights (C, B): dL / ds, divided by |p_j|. With u = x / |x|: dL/dx = (I - u u^T) dL/du / |x|, and the same for p,
         # whose radial part is known from forward.
         proxies, units, image_scale, weights, radial = ctx.saved_tensors
         grad_embeddings = grad_proxies = None
-        with torch.autocast(grad_value.device.type, enabled=False):
+        with autocast_off(grad_value.device.type):
             unit = grad_value * ctx.unit
             if ctx.needs_input_grad[0]:
                 grad_units = torch.mm(weights.T, proxies)
