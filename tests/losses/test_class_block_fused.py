@@ -68,6 +68,10 @@ def test_interpreted_a_not_a_number_reaches_the_loss(interpreted: dict) -> None:
     assert all(torch.tensor(interpreted["with_a_not_a_number"]).isnan())
 
 
+def test_interpreted_a_label_out_of_range_is_not_a_class_of_its_own(interpreted: dict) -> None:
+    assert torch.tensor(interpreted["with_a_label_out_of_range"]).isnan().tolist() == [True, True, False, False]
+
+
 @pytest.mark.parametrize(("batch", "dim"), [(180, 512), (7, 9), (1030, 16)])
 def test_they_compile_for_a_card_where_there_is_none(
     batch: int, dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
