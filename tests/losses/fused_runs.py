@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,7 +116,17 @@ def with_a_not_a_number() -> list[float]:
     return values
 
 
+def with_a_label_out_of_range() -> list[float]:
+    """Values where a label is below and above the range, and where such a label may be another block's."""
+    x, proxies, present = torch.randn(2, 3), torch.randn(5, 3), torch.tensor(2)
+    return [
+        float(FusedClassBlockLoss.apply(x, proxies, torch.tensor([0, label]), 32.0, 0.1, None, count, False))
+        for label, count in ((-1, None), (5, None), (-1, present), (5, present))
+    ]
+
+
 if __name__ == "__main__":
-    results = {name: found(case, "cpu") for name, case in CASES.items()}
-    others = {each.__name__: each() for each in (without_gradients, not_contiguous, with_a_not_a_number)}
-    torch.save(results | others, Path(sys.argv[1]))
+    results: dict[str, Any] = {name: found(case, "cpu") for name, case in CASES.items()}
+    for each in (without_gradients, not_contiguous, with_a_not_a_number, with_a_label_out_of_range):
+        results[each.__name__] = each()
+    torch.save(results, Path(sys.argv[1]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,6 +68,10 @@ def test_interpreted_a_not_a_number_reaches_the_loss(interpreted: dict) -> None:
     assert all(torch.tensor(interpreted["with_a_not_a_number"]).isnan())
 
 
+def test_interpreted_a_label_out_of_range_is_not_a_class_of_its_own(interpreted: dict) -> None:
+    assert torch.tensor(interpreted["with_a_label_out_of_range"]).isnan().tolist() == [True, True, False, False]
+
+
 @pytest.mark.parametrize(("batch", "dim"), [(180, 512), (7, 9), (1030, 16)])
 def test_they_compile_for_a_card_where_there_is_none(
     batch: int, dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,11 +107,37 @@ def test_a_second_derivative_is_refused() -> None:
         FusedClassBlockLoss.backward(None, torch.ones(()))
 
 
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Triton as if it had its link to a card."""
+    from triton.runtime import driver
+
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: None))
     class_block._fused.cache_clear()
-    monkeypatch.setitem(sys.modules, "proxy_anchor.losses.class_block_kernel", None)
+    yield monkeypatch
+    class_block._fused.cache_clear()
+
+
+def test_with_triton_and_a_compiler(link: pytest.MonkeyPatch) -> None:
+    from proxy_anchor.losses.class_block_kernel import FusedClassBlockLoss
+
+    assert class_block._fused() is FusedClassBlockLoss
+
+
+def test_without_triton(link: pytest.MonkeyPatch) -> None:
+    link.setitem(sys.modules, "proxy_anchor.losses.class_block_kernel", None)
     assert class_block._fused() is None
-    class_block._fused.cache_clear()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no C compiler"), subprocess.CalledProcessError(1, "cc")], ids=str)
+def test_without_a_compiler(link: pytest.MonkeyPatch, error: Exception) -> None:
+    from triton.runtime import driver
+
+    def fail() -> None:
+        raise error
+
+    link.setattr(driver.active, "get_current_target", fail)
+    assert class_block._fused() is None
 
 
 def test_what_the_kernels_are_for(monkeypatch: pytest.MonkeyPatch) -> None:

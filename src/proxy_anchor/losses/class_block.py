@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from subprocess import CalledProcessError
 from typing import Any, NoReturn
 
 import torch
@@ -95,10 +96,14 @@ def _fits_the_kernels(embeddings: Tensor, proxies: Tensor, labels: Tensor, num_p
 
 @cache
 def _fused() -> type[torch.autograd.Function] | None:
-    """The same as Triton kernels; None where there is no Triton (its wheels exist for Linux only)."""
+    """The same as Triton kernels; None where there is no Triton (its wheels exist for Linux only) or nothing it can build with."""
     try:
+        from triton.runtime import driver
+
         from proxy_anchor.losses.class_block_kernel import FusedClassBlockLoss
-    except ImportError:
+
+        driver.active.get_current_target()  # builds Triton's link to the card, for which it needs a C compiler
+    except (ImportError, RuntimeError, OSError, CalledProcessError):
         return None
     return FusedClassBlockLoss
 

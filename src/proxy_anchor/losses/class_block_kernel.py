@@ -27,12 +27,20 @@ from proxy_anchor.losses.class_block import autocast_off, refuse_second_derivati
 _TILE = 2048
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "classes"])
 def _normalise(  # type: ignore[no-untyped-def]
-    embeddings, labels, units, per_image, batch, dim: tl.constexpr, block_b: tl.constexpr, block_d: tl.constexpr
+    embeddings,
+    labels,
+    units,
+    per_image,
+    batch,
+    classes,
+    dim: tl.constexpr,
+    block_b: tl.constexpr,
+    block_d: tl.constexpr,
 ):
-    """Program i: image i. units: (W, D), rows from B on become zero. per_image: (2, B), 1 / length and whether the image is
-    the first of its class.
+    """Program i: image i. units: (W, D), rows from B on become zero. per_image: (2, B), 1 / length and 1 for the first image
+    of a class, 0 for the others. NaN for a label outside [0, C), which then reaches the loss if this block is the whole of it.
     """
     image = tl.program_id(0)
     column = tl.arange(0, block_d)
@@ -43,9 +51,11 @@ def _normalise(  # type: ignore[no-untyped-def]
     if image < batch:
         other = tl.arange(0, block_b)
         earlier = other < image
-        same = earlier & (tl.load(labels + other, mask=earlier, other=0) == tl.load(labels + image))
+        label = tl.load(labels + image)
+        same = earlier & (tl.load(labels + other, mask=earlier, other=0) == label)
+        first = 1.0 - tl.max(same.to(tl.float32), 0)
         tl.store(per_image + image, scale)
-        tl.store(per_image + batch + image, 1.0 - tl.max(same.to(tl.float32), 0))
+        tl.store(per_image + batch + image, tl.where((label >= 0) & (label < classes), first, float("nan")))
 
 
 @triton.jit
@@ -200,7 +210,7 @@ class FusedClassBlockLoss(torch.autograd.Function):
         per_image = embeddings.new_empty(2, batch)
         per_class = embeddings.new_empty(2, classes)
         _normalise[(4 * quads,)](
-            embeddings, labels, units, per_image, batch, dim, block_b, block_d, num_warps=_warps(block)
+            embeddings, labels, units, per_image, batch, classes, dim, block_b, block_d, num_warps=_warps(block)
         )
         dots = torch.mm(proxies, units.T)
         _weigh[(-(-classes // tile),)](
