@@ -6,7 +6,7 @@ Each row is a run of `src/train.py` with these overrides in processes of its own
 every GPU, then with the same batch divided over the GPUs. The made-up set of benchmarks/made_up_sop.py will do. Appends a row
 per run to results/devices.jsonl.
 
-    batch           of all GPUs together: what the loss sees
+    kept, batch     which batch is that of the first row; and that of all GPUs together: what the loss sees
     train_per_s     images per second, the median over epochs
     efficiency      of that, to as many times the first row's (one GPU); at the same batch per GPU, or at the same batch in all
     eval_per_s, eval_s  of an evaluation: embedding on all GPUs, gathering, searching
@@ -46,7 +46,7 @@ def train(overrides: list[str], folder: Path, devices: int, batch: int | None) -
 def make_row(result: dict[str, Any], first: dict[str, Any], kept: str) -> dict[str, Any]:
     """One line of the table; `first` is the run on one GPU, and `kept` what both have in common."""
     trained = [each for each in result["history"] if each["epoch"]]
-    return {
+    row = {
         "devices": result["num_devices"],
         "kept": kept,
         "batch": result["batch"],
@@ -58,6 +58,8 @@ def make_row(result: dict[str, Any], first: dict[str, Any], kept: str) -> dict[s
         "recall_at_1": 100 * next(iter(result["best"]["recall"].values())),
         "start_s": result["startup_seconds"]["total"],
     }
+    print(row, flush=True)  # a run takes minutes
+    return row
 
 
 def main() -> None:
@@ -65,6 +67,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4], help="numbers of GPUs, 1 first")
     parser.add_argument("--output", type=Path, default=HERE / "results", help="folder of the .jsonl record")
+    parser.add_argument(
+        "--keep",
+        nargs="+",
+        default=["gpu", "total"],
+        choices=["gpu", "total"],
+        help="the batch per GPU, or that of all",
+    )
     given, overrides = parser.parse_known_args()
     if given.devices[0] != 1:
         parser.error("--devices starts with 1, to which the others are compared")
@@ -74,11 +83,10 @@ def main() -> None:
         folder = Path(name)
         first = train(overrides, folder, 1, None)
         rows.append(make_row(first, first, "-"))
-        for kept, times in (("batch per GPU", True), ("batch", False)):
+        for kept in given.keep:
             for devices in given.devices[1:]:
-                result = train(overrides, folder, devices, first["batch"] * (devices if times else 1))
+                result = train(overrides, folder, devices, first["batch"] * (devices if kept == "gpu" else 1))
                 rows.append(make_row(result, first, kept))
-                print(rows[-1], flush=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report("Several GPUs of one host", rows, output / "devices.jsonl", where_it_ran(device))
 

@@ -139,8 +139,8 @@ def test_devices_are_compared_with_one(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "results" / "devices.jsonl").read_text().splitlines()]
     assert [(row["devices"], row["kept"], row["batch"]) for row in rows] == [
         (1, "-", 16),
-        (2, "batch per GPU", 32),
-        (2, "batch", 16),
+        (2, "gpu", 32),
+        (2, "total", 16),
     ]
     assert rows[0]["efficiency"] == 1
     for row in rows[1:]:
