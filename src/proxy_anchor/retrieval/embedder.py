@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,13 +27,12 @@ from proxy_anchor.training.trained import TrainedNet
 
 SHARD_IMAGES = 4096  # embedded between two files of a resumable run
 _FEW_IMAGES = 64  # below this, starting worker processes takes longer than decoding
-_BATCHES_DECODED = 4  # on the card in one call
-_PARTS_AHEAD = 2  # so many calls before the network takes what they gave
+_BATCHES_AHEAD = 2  # decoded on the card before the network takes them
 _LONG_S = 0.01  # of waiting for a batch of files
 _MANY_BATCHES = 8  # from here on, recording the network's kernels takes less time than it saves
 
 # Places, pixels, thumbnails, skipped; and the same with embeddings.
-_Pixels = tuple[list[int], Callable[[], Tensor], list[bytes], list[tuple[int, str]]]
+_Pixels = tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]]
 _Batch = tuple[list[int], Fetch, list[bytes], list[tuple[int, str]]]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -109,27 +107,15 @@ class Embedder:
         # Convolutions over channels-last images are faster on both kinds of processor.
         self.net = trained.net.to(self.device).to(memory_format=torch.channels_last).eval()
         self._recorded: Recorded | None = None
-        # The card's JPEG decoder waits for everything on the card's default stream: the network stays away from it.
-        self._stream = torch.cuda.Stream(self.device) if self.decode == "gpu" else None
 
     @property
     def embedding_dim(self) -> int:
         """D."""
         return self.net.config["embedding_dim"]
 
+    @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
         """uint8 (B, 3, crop, crop) anywhere to unit vectors (B, D) float32 on the device."""
-        if self._stream is None or (user := torch.cuda.current_stream(self.device)) == self._stream:
-            return self._forward(pixels)
-        self._stream.wait_stream(user)
-        with torch.cuda.stream(self._stream):
-            found = self._forward(pixels)
-        user.wait_stream(self._stream)
-        found.record_stream(user)  # its memory is not given away before the user has read it
-        return found
-
-    @torch.no_grad()
-    def _forward(self, pixels: Tensor) -> Tensor:
         # A recorded batch takes its whole time however few images are in it.
         if self._recorded is not None and self.batch_size < 2 * len(pixels) <= 2 * self.batch_size:
             return self._recorded(pixels)
@@ -203,13 +189,10 @@ class Embedder:
         dataset = InputImages([images[row] for row in todo], self.trained.prepare, thumbnail_side=thumbnail_side)
         if len(dataset) >= _MANY_BATCHES * self.batch_size:
             self.record()
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))  # the network may be on its way there
         # One batch behind: the GPU works on the next batch while this one's embeddings are checked and stored.
         waiting: _Batch | None = None
         for places, pixels, thumbnails, skipped in self.pixels(dataset):
-            with torch.cuda.stream(self._stream):
-                found = Fetch(self.forward(pixels()) if places else torch.empty(0, self.embedding_dim))
+            found = Fetch(self.forward(pixels) if places else torch.empty(0, self.embedding_dim))
             if waiting is not None:
                 yield self._finish(waiting, todo)
             waiting = (places, found, thumbnails, skipped)
@@ -217,37 +200,28 @@ class Embedder:
             yield self._finish(waiting, todo)
 
     def pixels(self, dataset: InputImages) -> Iterator[_Pixels]:
-        """What the network is given, batch by batch: see `collate_readable`; pixels as a function, called on the stream that
-        uses them.
-        """
+        """What the network is given, batch by batch: see `collate_readable`."""
         workers = default_num_workers() if self.num_workers is None else self.num_workers
         if self.decode == "gpu":
             yield from self._decoded_on_card(dataset, max(1, workers))
             return
-        loader = DataLoader(
+        yield from DataLoader(
             dataset,
             batch_size=self.batch_size,
             num_workers=0 if len(dataset) <= _FEW_IMAGES else workers,
             collate_fn=collate_readable,
             pin_memory=self.device.type == "cuda",
         )
-        for rows, pixels, thumbnails, skipped in loader:
-            yield rows, partial(_cut, pixels), thumbnails, skipped
 
     def _decoded_on_card(self, dataset: InputImages, readers: int) -> Iterator[_Pixels]:
         decoder, files = CardDecoder(dataset, self.trained.prepare, self.device), EncodedImages(dataset)
-        # Several batches in one call of the decoder, which has to wait for the network at each.
-        together = self.batch_size * _BATCHES_DECODED
-        starts = range(0, len(dataset), together)
-        parts = (range(start, min(start + together, len(dataset))) for start in starts)
+        starts = range(0, len(dataset), self.batch_size)
+        batches = (range(start, min(start + self.batch_size, len(dataset))) for start in starts)
         # Threads, as processes take longer to start and to hand files over than reading takes. The card's decoder is an engine
         # beside the one that runs the network: a thread of its own keeps it busy.
-        encoded = _ahead(files.read, parts, threads=readers, depth=readers)
-        for rows, take, thumbnails, skipped in _ahead(decoder, encoded, threads=1, depth=_PARTS_AHEAD):
-            for start in range(0, max(1, len(rows)), self.batch_size):
-                batch = slice(start, start + self.batch_size)
-                yield rows[batch], partial(_cut, take, batch), thumbnails[batch], skipped
-                skipped = []
+        encoded = _ahead(files.read, batches, threads=readers, depth=readers)
+        for rows, take, thumbnails, skipped in _ahead(decoder, encoded, threads=1, depth=_BATCHES_AHEAD):
+            yield rows, take(), thumbnails, skipped
 
     def _finish(
         self, batch: _Batch, todo: Sequence[int]
@@ -264,10 +238,6 @@ class Embedder:
     def _variant(self, thumbnail_side: int) -> str:
         decoder = "-card" if self.decode == "gpu" else ""
         return f"{self.trained.fingerprint}-{self.precision}-{thumbnail_side}{decoder}"
-
-
-def _cut(pixels: Tensor | Callable[[], Tensor], batch: slice = slice(None)) -> Tensor:
-    return (pixels() if callable(pixels) else pixels)[batch]
 
 
 def _ahead(
