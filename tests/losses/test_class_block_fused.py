@@ -88,7 +88,7 @@ def test_they_compile_for_a_card_where_there_is_none(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     block_b, block_d = triton.next_power_of_2(batch + 3), triton.next_power_of_2(dim)
     constants = {"dim": dim, "tile": 4, "block_b": block_b, "block_d": block_d, "differentiate": True}
-    numbers = {"alpha": "fp32", "shift": "fp32", "num_classes": "fp32", "unit": "fp32"}
+    numbers = {"alpha": "fp32", "shift": "fp32", "num_classes": "fp32"}
     numbers |= dict.fromkeys(("batch", "quads", "classes", "image_programs"), "i32")
     for kernel in (kernels._normalise, kernels._weigh, kernels._finish):
         for present in (True, False):

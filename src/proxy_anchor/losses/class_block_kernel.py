@@ -134,8 +134,7 @@ def _finish(  # type: ignore[no-untyped-def]
     proxies,
     per_image,
     per_class,
-    grad_value,
-    unit,
+    factor,
     batch,
     classes,
     image_programs,
@@ -144,13 +143,13 @@ def _finish(  # type: ignore[no-untyped-def]
     block_d: tl.constexpr,
 ):
     """Programs below image_programs: images i * tile ..., the others: classes. In place, on weights.T @ proxies (W, D) and
-    weights @ units (C, D).
+    weights @ units (C, D). factor: a scalar on the card.
 
     With u = x / |x|: dL/dx = (I - u u^T) dL/du / |x|, and the same for p, whose part along p is known from forward.
     """
     program = tl.program_id(0)
     column = tl.arange(0, block_d)  # rows are int64 below: C x D may pass 2**31
-    unit *= tl.load(grad_value)
+    unit = tl.load(factor)
     if program < image_programs:
         row = program * tile + tl.arange(0, tile).to(tl.int64)
         place = row[:, None] * dim + column[None, :]
@@ -248,6 +247,8 @@ class FusedClassBlockLoss(torch.autograd.Function):
         block_d = _power_of_2(dim)
         tile = max(1, _TILE // block_d)
         for_embeddings, for_proxies = ctx.needs_input_grad[:2]
+        # Before the products: a thread of autograd has no card yet, of which the matrix library warns and a launch takes one.
+        factor = grad_value * ctx.unit
         with autocast_off(proxies.device.type):
             grad_embeddings = torch.mm(weights.T, proxies) if for_embeddings else None
             grad_proxies = torch.mm(weights, units) if for_proxies else None
@@ -260,8 +261,7 @@ class FusedClassBlockLoss(torch.autograd.Function):
             proxies,
             per_image,
             per_class,
-            grad_value,
-            ctx.unit,
+            factor,
             batch,
             classes,
             image_programs,
