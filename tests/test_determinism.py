@@ -19,7 +19,7 @@ RUN = [*TINY_GLYPHS, "deterministic=true", "trainer.max_epochs=2", "trainer.acce
 
 def trained(name: str, here: Path, *more: str) -> tuple[dict[str, torch.Tensor], list]:
     """All tensors of the last epoch, and the numbers of every evaluation without its seconds."""
-    done = run_entry("train.py", *RUN, f"run={name}", *more, cwd=here)
+    done = run_entry("train.py", *RUN, f"run={name}", *more, cwd=here, fresh=True)
     assert done.returncode == 0, done.stderr
     state = torch.load(here / "runs" / name / "last.ckpt", weights_only=True)["state_dict"]
     history = json.loads((here / "runs" / name / "result.json").read_text())["history"]
