@@ -23,12 +23,12 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.retrieval.clustering import nmi
     from proxy_anchor.retrieval.metrics import map_at_r, r_precision
     from proxy_anchor.retrieval.reranking import reranked_metrics
-    from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net
+    from proxy_anchor.training.checkpoint import checkpoint_of, load_checkpoint, load_embedding_net
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
     settings.check_evaluation(cfg)
-    saved = load_checkpoint(cfg.checkpoint)
+    saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
     if cfg.dataset.name == "from_checkpoint":
@@ -65,7 +65,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         trainer.validate(MetricLearner(net, nn.Identity(), **compilation), data, verbose=False)
 
     recalls = recall.history[-1].recall
-    print(f"{cfg.checkpoint} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")
+    print(f"{saved.path} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")
     # Ranked where the embeddings are: on the GPU if the network ran there.
     embeddings = [each.to(trainer.strategy.root_device) for each in recall.selected_embeddings]
     gallery: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     others = {name: value for name, value in results.items() if not name.startswith("recall_at")}
     print("  ".join(f"{name} {100 * value:.2f}" for name, value in others.items()))
     if cfg.output is not None:
-        write_json(Path(cfg.output), {"checkpoint": settings.absolute(cfg.checkpoint), **results})
+        write_json(Path(cfg.output), {"checkpoint": settings.absolute(str(saved.path)), **results})
     return results
 
 

@@ -154,6 +154,22 @@ def test_table_of_recipes_is_what_the_runs_wrote(file):
     assert [cell.strip(" *") for cell in line.strip("|").split("|")][1:] == [*expected, str(first)]
 
 
+@pytest.mark.parametrize("delta", ["0", "0.1", "0.2", "0.3", "0.4"])
+def test_table_of_alpha_and_delta_is_what_the_runs_wrote(delta):
+    part = (REPOSITORY / "docs/results.md").read_text().split("## Alpha and delta")[1]
+    [line] = [each for each in part.splitlines() if each.startswith(f"| {delta} |")]
+    expected = []
+    for alpha in (4, 8, 16, 32, 64):
+        folder = REPOSITORY / f"docs/results/cars_half_alpha_delta/alpha{alpha}_delta{delta}"
+        if (alpha, delta) == (8, "0.3"):  # not run
+            expected.append("-")
+            continue
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        assert (config["loss"]["alpha"], config["loss"]["delta"]) == (alpha, float(delta))
+        expected.append(f"{100 * json.loads((folder / 'result.json').read_text())['best']['recall']['1']:.1f}")
+    assert [cell.strip(" *") for cell in line.strip("|").split("|")][1:] == expected
+
+
 @pytest.mark.parametrize("name", ["color", "strong", "strong_m25", "drop_strong"])
 def test_table_of_folds_is_what_the_runs_wrote(name):
     run = json.loads((REPOSITORY / "docs/results/cars_half_recipe/folds" / f"{name}.json").read_text())

@@ -75,7 +75,7 @@ def test_the_same_command_repeats_what_is_missing_by_any_launcher(swept, tmp_pat
     assert (tmp_path / "runs/sweep/2/result.json").is_file()
     assert (tmp_path / "runs/sweep/1/error.txt").read_text().startswith("Traceback")
     # Repaired: the mark goes, and nothing of the failed attempt is in the way.
-    repaired = [each.replace("-1", "24") for each in same[2:]]
+    repaired = [each.replace(",-1,", ",24,") for each in same[2:]]
     output = run_ok("train.py", "-m", "run=sweep", *repaired, *LOCAL, cwd=tmp_path)
     assert not (tmp_path / "runs/sweep/1/error.txt").exists()
     assert "[3/3]" in output

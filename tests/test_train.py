@@ -65,12 +65,13 @@ def test_checkpoint_is_plain_and_knows_itself(trained):
     assert "loss.proxies" in content["state_dict"]
 
 
-@pytest.mark.parametrize("which", ["best", "last"])
-def test_evaluate_reproduces_training_to_the_last_digit(trained, tmp_path, which):
+@pytest.mark.parametrize(("which", "file"), [("best", ""), ("last", "/last.ckpt")])
+def test_evaluate_reproduces_training_to_the_last_digit(trained, tmp_path, which, file):
     folder, _ = trained
-    run_ok("evaluate.py", f"checkpoint={folder}/{which}.ckpt", "output=numbers.json", cwd=tmp_path)
+    run_ok("evaluate.py", f"checkpoint={folder}{file}", "output=numbers.json", cwd=tmp_path)
     recorded = json.loads((folder / "result.json").read_text())[which]["recall"]
     numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers["checkpoint"] == str(folder / f"{which}.ckpt")
     assert {k: numbers[f"recall_at_{k}"] for k in recorded} == recorded
     assert 0 < numbers["map_at_r"] <= numbers["r_precision"] < numbers["recall_at_1"]
     assert [path.name for path in tmp_path.iterdir()] == ["numbers.json"]

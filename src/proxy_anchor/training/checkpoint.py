@@ -25,6 +25,12 @@ class Checkpoint:
     metadata: dict[str, Any]
 
 
+def checkpoint_of(path: str | Path) -> Path:
+    """A run folder's best.ckpt, or last.ckpt where it has no other; any other path as it is."""
+    path = Path(path)
+    return next((path / name for name in ("best.ckpt", "last.ckpt") if (path / name).is_file()), path)
+
+
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read a file that train.py wrote, without executing anything in it.
 

@@ -12,7 +12,7 @@ from typing import Any
 from proxy_anchor.data.crops import CentralCrop
 from proxy_anchor.errors import UsageError
 from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net
+from proxy_anchor.training.checkpoint import checkpoint_of, load_checkpoint, load_embedding_net
 
 EXPORT_FORMAT = 1
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
@@ -54,12 +54,9 @@ def load_trained(path: str | Path) -> TrainedNet:
 
     Nothing in the files is executed. Raises UsageError when it is missing, damaged, something else, or of a newer version.
     """
-    path = Path(path)
+    path = checkpoint_of(path)
     if not path.is_dir():
         return _from_checkpoint(path)
-    for name in ("best.ckpt", "last.ckpt"):
-        if (path / name).is_file():
-            return _from_checkpoint(path / name)
     if (path / WEIGHTS_FILE).is_file() and (path / CONFIG_FILE).is_file():
         return _from_export(path)
     raise UsageError(
