@@ -35,12 +35,13 @@ def train(overrides: list[str], folder: Path, devices: int, batch: int | None) -
     run = f"devices{devices}_batch{batch}"
     several = [f"trainer.devices={devices}"] + (["trainer.strategy=ddp"] if devices > 1 else [])
     given = [] if batch is None else [f"data.batch_size={batch}"]
-    command = [sys.executable, str(HERE.parent / "src" / "train.py"), *overrides, *several, *given, f"run={run}"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    own = [*several, *given, f"run={run}", f"hydra.run.dir={folder / run}"]
+    command = [sys.executable, str(HERE.parent / "src" / "train.py"), *overrides, *own]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    result = json.loads((folder / "runs" / run / "result.json").read_text(encoding="utf-8"))
-    return {**result, "batch": OmegaConf.load(folder / "runs" / run / "config.yaml").data.batch_size}
+    result = json.loads((folder / run / "result.json").read_text(encoding="utf-8"))
+    return {**result, "batch": OmegaConf.load(folder / run / "config.yaml").data.batch_size}
 
 
 def make_row(result: dict[str, Any], first: dict[str, Any], kept: str) -> dict[str, Any]:
@@ -74,7 +75,9 @@ def main() -> None:
         choices=["gpu", "total"],
         help="the batch per GPU, or that of all",
     )
-    given, overrides = parser.parse_known_args()
+    # Taken out first: --devices would take what follows it for one more number.
+    overrides = [each for each in sys.argv[1:] if "=" in each and not each.startswith("--")]
+    given = parser.parse_args([each for each in sys.argv[1:] if each not in overrides])
     if given.devices[0] != 1:
         parser.error("--devices starts with 1, to which the others are compared")
     output = given.output.absolute()

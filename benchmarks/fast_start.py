@@ -35,13 +35,14 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 def start_once(overrides: list[str], folder: Path, name: str) -> dict[str, Any]:
     """One row; `folder` holds the caches and the run."""
     environment = {**os.environ, **{each: str(folder / each.lower()) for each in CACHES}}
-    command = [sys.executable, str(HERE.parent / "src" / "train.py"), "trainer.max_epochs=4", *overrides, f"run={name}"]
+    own = [f"run={name}", f"hydra.run.dir={folder / name}"]
+    command = [sys.executable, str(HERE.parent / "src" / "train.py"), "trainer.max_epochs=4", *overrides, *own]
     began = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     wall = time.perf_counter() - began
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    result = json.loads((folder / "runs" / name / "result.json").read_text(encoding="utf-8"))
+    result = json.loads((folder / name / "result.json").read_text(encoding="utf-8"))
     seconds = result["startup_seconds"]
     parts = {
         "images_s": seconds["images"],

@@ -61,8 +61,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if seen:
         print(f"note: {len(seen)} of {splits.query.num_classes} searched classes have the name of a class trained on.")
     with naming_all_unusable(splits):
-        compile = settings.compilation(trained, data.num_eval_images)  # as training did, for equal numbers
-        trainer.validate(MetricLearner(net, nn.Identity(), **compile), data, verbose=False)
+        compilation = settings.compilation(trained, data.num_eval_images)  # as training did, for equal numbers
+        trainer.validate(MetricLearner(net, nn.Identity(), **compilation), data, verbose=False)
 
     recalls = recall.history[-1].recall
     print(f"{saved.path} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")

@@ -54,8 +54,8 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     settings.check_processes(cfg, trainer)
     reset_peak_memory(trainer.strategy.root_device)
     backbone = {key: cfg.backbone[key] for key in ("pooling", "pretrained", "weights", "drop_path")}
-    images = {"image_size": cfg.dataset.images.crop, "batch_norm": cfg.batch_norm}
-    net = EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **images, **backbone)
+    network = {"image_size": cfg.dataset.images.crop, "batch_norm": cfg.batch_norm, **backbone}
+    net = EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **network)
     data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)

@@ -93,6 +93,8 @@ def test_startup_times_commands(tmp_path: Path) -> None:
 def test_a_start_is_taken_apart_with_an_empty_and_a_filled_cache(tmp_path: Path) -> None:
     arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
     run_benchmark("fast_start.py", *arguments, f"+output={tmp_path / 'results'}", cwd=tmp_path)
+    assert (tmp_path / "data").is_dir()  # overrides are relative to where the command was given
+    assert not (tmp_path / "runs").exists()
     rows = [json.loads(line) for line in (tmp_path / "results" / "fast_start.jsonl").read_text().splitlines()]
     assert [row["compiler_cache"] for row in rows] == ["empty", "filled"]
     for row in rows:
@@ -135,7 +137,9 @@ def test_the_made_up_set_is_read_as_sop(tmp_path: Path) -> None:
 
 def test_devices_are_compared_with_one(tmp_path: Path) -> None:
     tiny = [*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv"]
-    run_benchmark("devices.py", "--devices", "1", "2", "--output", "results", *tiny, cwd=tmp_path)
+    run_benchmark("devices.py", "--output", "results", "--devices", "1", "2", *tiny, cwd=tmp_path)
+    assert (tmp_path / "data").is_dir()  # overrides are relative to where the command was given
+    assert not (tmp_path / "runs").exists()
     rows = [json.loads(line) for line in (tmp_path / "results" / "devices.jsonl").read_text().splitlines()]
     assert [(row["devices"], row["kept"], row["batch"]) for row in rows] == [
         (1, "-", 16),

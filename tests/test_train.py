@@ -12,10 +12,13 @@ import tarfile
 import pytest
 import torch
 from cli import REPOSITORY, SHARED, TINY_GLYPHS, compose_train, run_entry, run_ok
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 
 import entry
+import settings
+from evaluate import evaluate
 from folds import cross_validate
 from train import train
 
@@ -369,3 +372,28 @@ def test_the_running_mean_is_what_is_evaluated_and_saved(tmp_path, monkeypatch):
     run_ok("evaluate.py", "checkpoint=runs/mean/last.ckpt", "output=again.json", cwd=tmp_path)
     again = json.loads((tmp_path / "again.json").read_text())
     assert {k: again[f"recall_at_{k}"] for k in map(str, (1, 2, 4, 8))} == result["last"]["recall"]
+
+
+def test_training_and_evaluation_agree_on_what_is_compiled_and_training_wakes_its_card(tmp_path, monkeypatch):
+    counts, woken = [], []
+
+    class Recording:
+        def __init__(self, net, *, num_evaluated):
+            self.net = net
+            counts.append(num_evaluated)
+
+        def __call__(self, images):
+            return self.net(images)
+
+    monkeypatch.setattr("proxy_anchor.training.module.CompiledNet", Recording)
+    monkeypatch.setattr("proxy_anchor.training.wake.wake_card", lambda *given: woken.append(given))
+    arguments = [*TINY_GLYPHS, f"dataset.root={tmp_path}/data", "compile=true", "trainer.max_epochs=4", "logger=csv"]
+    cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2", "trainer.accelerator=cpu")
+    result = train(cfg, tmp_path / "run")
+    assert woken == [("cpu", 1)]
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        evaluate(compose("evaluate", [f"checkpoint={tmp_path}/run/last.ckpt"]))
+    assert counts == [2 * result["num_eval_images"]] * 2
+    assert (
+        settings.compilation(OmegaConf.create({"trainer": cfg.trainer}), 1)["compile"] is False
+    )  # an older checkpoint

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from proxy_anchor.data import resample as resample_module
 from proxy_anchor.data.crops import CentralCrop, RandomCrops
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.device_loader import CroppedBatches, StoredBatches
@@ -294,10 +293,3 @@ def test_what_does_not_fit_is_refused_or_decoded_anew(table: ImageTable, monkeyp
     assert choose("auto", free=10**9) == ("gpu", "ram")
     with pytest.raises(UsageError, match=r"^data\.decode=gpu: the decoded images take .*data\.cache_side"):
         choose("gpu")
-
-
-def test_resampling_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    resample_module._kernel.cache_clear()
-    monkeypatch.setitem(sys.modules, "proxy_anchor.data.resample_kernel", None)
-    assert resample_module._kernel() is None
-    resample_module._kernel.cache_clear()

@@ -1,6 +1,7 @@
 """JPEG files for the card's decoder, on a CPU: which files go there, and that the crops are those of Pillow."""
 
 import io
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -180,9 +181,53 @@ def test_a_build_without_the_decoder_is_one_line(monkeypatch, folder):
         decoded(folder)
 
 
+def test_pictures_from_bytes_are_opened_one_at_a_time_by_readers_and_decoder(folder):
+    """Each changes the process's rules for warnings meanwhile, and two at once would leave them changed."""
+    running, most = [], []
+
+    class Slow(InputImages):
+        def __getitem__(self, row):
+            running.append(row)
+            most.append(len(running))
+            time.sleep(0.02)
+            running.remove(row)
+            return super().__getitem__(row)
+
+    damaged = folder[0].read_bytes()[:200] + b"\xff\xd9"
+    images = Slow([damaged, b"nothing", b"nothing either"], CROP)
+    encoded, decoder = EncodedImages(images), CardDecoder(images, CROP, CPU)
+    batch = encoded.read([0])
+    assert batch.rows == [0]  # the decoder finds out
+    with ThreadPoolExecutor(3) as pool:
+        refused = pool.submit(decoder, batch)
+        for each in [pool.submit(encoded.read, [row]) for row in (1, 2)]:
+            each.result()
+    assert [row for row, _ in refused.result()[3]] == [0]
+    assert max(most) == 1
+
+
+def test_a_decoder_is_closed_when_what_it_read_has_been_cropped():
+    decoder, waited = CardDecoder(InputImages([], CROP), CROP, CPU), []
+
+    class Event:
+        def query(self):
+            return False
+
+        def synchronize(self):
+            waited.append(self)
+
+    decoder._in_use.extend((Event(), [torch.zeros(1)]) for _ in range(2))
+    decoder.close()
+    assert len(waited) == 2
+    assert not decoder._in_use
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
-def test_the_cards_decoder_writes_into_no_memory_that_is_still_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize("with_triton", [True, False])
+def test_the_cards_decoder_writes_into_no_memory_that_is_still_read(tmp_path, monkeypatch, with_triton):
     """Crops are queued behind 20 ms of idling, so that the next files are decoded before those of the batch are cropped."""
+    if not with_triton:
+        monkeypatch.setattr("proxy_anchor.data.resample._kernel", lambda: None)
     card = torch.device("cuda")
     for number in range(64):
         (tmp_path / f"{number}.jpg").write_bytes(jpeg(picture(300, 400, seed=number)))

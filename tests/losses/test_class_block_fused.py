@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -105,39 +103,6 @@ def test_a_second_derivative_is_refused() -> None:
 
     with pytest.raises(UsageError, match="create_graph=True"):
         FusedClassBlockLoss.backward(None, torch.ones(()))
-
-
-@pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Triton as if it had its link to a card."""
-    from triton.runtime import driver
-
-    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: None))
-    class_block._fused.cache_clear()
-    yield monkeypatch
-    class_block._fused.cache_clear()
-
-
-def test_with_triton_and_a_compiler(link: pytest.MonkeyPatch) -> None:
-    from proxy_anchor.losses.class_block_kernel import FusedClassBlockLoss
-
-    assert class_block._fused() is FusedClassBlockLoss
-
-
-def test_without_triton(link: pytest.MonkeyPatch) -> None:
-    link.setitem(sys.modules, "proxy_anchor.losses.class_block_kernel", None)
-    assert class_block._fused() is None
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no C compiler"), subprocess.CalledProcessError(1, "cc")], ids=str)
-def test_without_a_compiler(link: pytest.MonkeyPatch, error: Exception) -> None:
-    from triton.runtime import driver
-
-    def fail() -> None:
-        raise error
-
-    link.setattr(driver.active, "get_current_target", fail)
-    assert class_block._fused() is None
 
 
 def test_what_the_kernels_are_for(monkeypatch: pytest.MonkeyPatch) -> None:

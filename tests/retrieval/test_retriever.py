@@ -14,6 +14,8 @@ from PIL import Image
 
 from proxy_anchor import Retriever
 from proxy_anchor.data.images import read_rgb
+from proxy_anchor.data.inputs import InputImages
+from proxy_anchor.data.jpeg import CardDecoder
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import embedder as embedder_module
 from proxy_anchor.retrieval.embedder import Embedder
@@ -72,10 +74,9 @@ def test_batches_and_workers_change_nothing(make_checkpoint: Callable, gallery: 
 
 
 def test_files_decoded_by_the_cards_decoder_give_the_same_embeddings(
-    make_checkpoint: Callable, gallery: Path, tmp_path: Path, monkeypatch
+    make_checkpoint: Callable, gallery: Path, tmp_path: Path
 ) -> None:
     """On a CPU, with the same decoder's CPU half: threads, order, resuming and unreadable files."""
-    monkeypatch.setattr(embedder_module, "_FEW_IMAGES", 1)
     paths = []
     for number, path in enumerate(sorted(gallery.rglob("*.png"))):
         paths.append(tmp_path / f"{number}.{'png' if number % 5 == 0 else 'jpg'}")
@@ -93,6 +94,25 @@ def test_files_decoded_by_the_cards_decoder_give_the_same_embeddings(
     assert again.reused == len(found.rows)
     assert torch.equal(again.embeddings, found.embeddings)
     assert again.thumbnails == found.thumbnails
+
+
+def test_the_decoder_is_closed_after_the_last_batch_and_when_given_up(
+    make_checkpoint: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[CardDecoder] = []
+    monkeypatch.setattr(CardDecoder, "close", lambda self: closed.append(self))
+    paths = [tmp_path / f"{number}.jpg" for number in range(6)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (50, 40), (number, 0, 0)).save(path)
+    embedder = Embedder(load_trained(make_checkpoint()), device="cpu", num_workers=1, batch_size=2)
+    embedder.decode = "gpu"
+    batches = embedder.pixels(InputImages(paths, embedder.trained.prepare))
+    next(batches)
+    assert not closed
+    batches.close()  # type: ignore[attr-defined]
+    assert len(closed) == 1
+    embedder.embed(paths, progress=False)
+    assert len(closed) == 2
 
 
 def test_decoding_on_a_card_needs_one(make_checkpoint: Callable) -> None:

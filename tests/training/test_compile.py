@@ -12,6 +12,7 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import compile as module
 from proxy_anchor.training.compile import CompiledNet, compare
+from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.startup import Startup
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -100,6 +101,14 @@ def test_few_images_are_evaluated_by_the_network_itself_and_many_compiled(make_l
         assert len(runs) == expected
         compiled(images)  # training is compiled in any case
         assert len(runs) == expected + 1
+
+
+def test_a_learner_hands_on_how_many_images_will_be_evaluated(make_learner: Callable) -> None:
+    net = make_learner().net
+    for num_evaluated, plain in ((5, net), (module.MANY_IMAGES, None), (None, None)):
+        learner = MetricLearner(net, torch.nn.Identity(), compile=True, num_evaluated=num_evaluated)
+        assert learner.compiled._net is plain
+    assert MetricLearner(net, torch.nn.Identity(), num_evaluated=5).compiled is None
 
 
 @pytest.mark.parametrize("wrong", ["nan", "zero", "other", "one layer"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -40,18 +42,32 @@ def test_the_card_of_the_run_is_started(
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_card_that_does_not_answer_is_left_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: out of memory"), torch.cuda.DeferredCudaCallError("no kernel image")], ids=str
+)
+def test_a_card_that_does_not_answer_is_left_to_training(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    asked = []
+
     def fail(*shape: int, **arguments: object) -> None:
-        raise RuntimeError("CUDA error: out of memory")
+        asked.append(shape)
+        raise error
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "zeros", fail)
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has its own
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
     thread = wake_card("auto", 1)
     thread.join(10)
     assert not thread.is_alive()
+    assert asked
+    assert capfd.readouterr().err == ""
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here")
-def test_nothing_happens_without_a_card() -> None:
+def test_nothing_happens_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, **arguments: asked.append(shape))
     wake_card("auto", 1).join(10)
-    assert not torch.cuda.is_initialized()
+    assert asked == []

@@ -21,12 +21,13 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from proxy_anchor.data.crops import CentralCrop
-from proxy_anchor.data.inputs import THUMBNAIL_QUALITY, InputImages, collate_readable
+from proxy_anchor.data.inputs import THUMBNAIL_QUALITY, InputImages, Prepared, collate_readable
 from proxy_anchor.data.resample import resample
 from proxy_anchor.errors import UsageError
 
 _PIXELS_AT_ONCE = 128_000_000  # decoded between two crops: 0.4 GB, a batch of 64 photographs of 2 megapixels
 _LOCK = Lock()  # one call at a time on the decoders' stream: see `CardDecoder._keep`
+_PILLOW = Lock()  # one picture from bytes at a time: it is opened under changed rules for warnings, which threads share
 _PARTS_IN_USE = 1  # that may still be cropped, their memory kept, while the next is decoded
 _PLAIN_FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive with Huffman codes (ITU T.81, table B.1)
 _ADOBE = 0xEE  # may say that the three components are RGB, or inverted
@@ -75,7 +76,6 @@ class EncodedImages:
 
     def __init__(self, images: InputImages) -> None:
         self.images = images
-        self._one_by_one = Lock()
 
     def read(self, rows: Sequence[int]) -> EncodedBatch:
         """The batch of these rows."""
@@ -84,9 +84,7 @@ class EncodedImages:
             content = self._content(row)
             size = plain_size(content)
             if size is None or size[0] * size[1] > _PIXELS_AT_ONCE:  # Pillow's limits decide about those
-                # Bytes are opened under changed rules for warnings, which all threads share.
-                with self._one_by_one if isinstance(self.images.images[row], bytes) else nullcontext():
-                    others.append(self.images[row])
+                others.append(_by_pillow(self.images, row))
             else:
                 encoded.append((row, torch.frombuffer(content, dtype=torch.uint8), size))
         files, sizes = [content for _, content, _ in encoded], [size for *_, size in encoded]
@@ -108,6 +106,11 @@ class EncodedImages:
             return bytearray()
 
 
+def _by_pillow(images: InputImages, row: int) -> Prepared:
+    with _PILLOW if isinstance(images.images[row], bytes) else nullcontext():
+        return images[row]
+
+
 class CardDecoder:
     """Batches of `EncodedImages` to pixels on a device, on a stream of its own.
 
@@ -116,6 +119,7 @@ class CardDecoder:
             by at most 1 of 255 from the crop of the same decoded image. (Decoders differ by more: see docs/search.md.)
         device: the card; a CPU for tests.
 
+    Whoever has taken the last batch, or gives up before, calls `close`.
     Raises UsageError when this build of torchvision cannot decode there.
     """
 
@@ -152,7 +156,7 @@ class CardDecoder:
             for part in self._parts(batch):
                 crops, small = self._decode([batch.files[i] for i in part], [batch.sizes[i] for i in part])
                 if crops is None:  # one of them is damaged: Pillow says which, and how
-                    found, crops, small, bad = collate_readable([self.images[batch.rows[i]] for i in part])
+                    found, crops, small, bad = collate_readable([_by_pillow(self.images, batch.rows[i]) for i in part])
                     rows, skipped = rows + found, skipped + bad
                     crops = crops.to(self.device)
                 else:
@@ -161,10 +165,15 @@ class CardDecoder:
                 parts += [crops] if len(crops) else []
             if len(parts) > 1:
                 joined = torch.cat(parts)
-                self._keep(parts)
+                self._keep([*parts, joined])
             else:
                 joined = parts[0] if parts else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
         return rows, self._handed_over(joined), thumbnails, skipped
+
+    def close(self) -> None:
+        """Wait for the last crops: another decoder may be given this one's memory."""
+        with _LOCK:
+            self._free(0)
 
     def _parts(self, batch: EncodedBatch) -> Iterator[list[int]]:
         """Positions of a batch's files, as many at once as memory is meant to hold decoded."""
@@ -180,7 +189,7 @@ class CardDecoder:
             yield part
 
     def _decode(self, files: list[Tensor], sizes: list[tuple[int, int]]) -> tuple[Tensor | None, list[bytes]]:
-        self._free()
+        self._free(_PARTS_IN_USE)
         # Sizes are known before anything is decoded: what the crops need is on its way while the engine works.
         windows, targets = central_windows(np.array(sizes), self.prepare)
         table = self._sent(torch.from_numpy(np.concatenate([targets, windows], axis=None)))
@@ -197,7 +206,7 @@ class CardDecoder:
         flat = torch.cat([image.reshape(-1) for image in images])
         split = targets.size
         crops = resample(flat, table[split:].view(-1, 5), self.prepare.crop, table[:split].view(-1, 4))
-        self._keep([table, flat, *images])
+        self._keep([table, flat, crops, *images])  # crops too: a batch that is given up goes before it is written
         return crops, self._thumbnails(images) if self.images.thumbnail_side else [b""] * len(images)
 
     def _sent(self, table: Tensor) -> Tensor:
@@ -210,8 +219,8 @@ class CardDecoder:
         if self._stream is not None:
             self._in_use.append((self._stream.record_event(), tensors))
 
-    def _free(self) -> None:
-        while self._in_use and (len(self._in_use) > _PARTS_IN_USE or self._in_use[0][0].query()):
+    def _free(self, still_in_use: int) -> None:
+        while self._in_use and (len(self._in_use) > still_in_use or self._in_use[0][0].query()):
             done, tensors = self._in_use.popleft()
             done.synchronize()
             del tensors

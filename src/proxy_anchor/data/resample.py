@@ -7,11 +7,11 @@ most 1 of 255.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
+
+from proxy_anchor.kernels import have_triton
 
 
 def resample(values: Tensor, windows: Tensor, side: int, targets: Tensor | None = None) -> Tensor:
@@ -41,14 +41,16 @@ def _resample_one_by_one(values: Tensor, windows: Tensor, side: int, targets: Te
         window = values.as_strided((3, height, width), strides, start)
         resized = F.resize(window, [full_h, full_w], antialias=True)[:, top : top + side, left : left + side]
         image.copy_(resized.flip(-1) if mirror else resized)
+    if values.is_cuda:
+        # The card's JPEG decoder writes into memory that is free, also where this has yet to read it: see data/jpeg.py.
+        torch.cuda.current_stream(values.device).synchronize()
     return out
 
 
-@cache
 def _kernel():  # type: ignore[no-untyped-def]
-    """The Triton kernel; None where there is no Triton (its wheels exist for Linux only)."""
-    try:
-        from proxy_anchor.data.resample_kernel import resample_kernel
-    except ImportError:
+    """The Triton kernel; None where it cannot run."""
+    if not have_triton():
         return None
+    from proxy_anchor.data.resample_kernel import resample_kernel
+
     return resample_kernel

@@ -15,14 +15,13 @@ Python launches eight calls instead of sixty. Tests hold both to the definition.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from subprocess import CalledProcessError
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.kernels import have_triton
 
 # Similarities per chunk: 16 MiB in float32, which stays in a GPU's cache and is worth a kernel launch.
 CHUNK_ELEMENTS = 2**22
@@ -94,17 +93,12 @@ def _fits_the_kernels(embeddings: Tensor, proxies: Tensor, labels: Tensor, num_p
     )
 
 
-@cache
 def _fused() -> type[torch.autograd.Function] | None:
-    """The same as Triton kernels; None where there is no Triton (its wheels exist for Linux only) or nothing it can build with."""
-    try:
-        from triton.runtime import driver
-
-        from proxy_anchor.losses.class_block_kernel import FusedClassBlockLoss
-
-        driver.active.get_current_target()  # builds Triton's link to the card, for which it needs a C compiler
-    except (ImportError, RuntimeError, OSError, CalledProcessError):
+    """The same as Triton kernels; None where these cannot run."""
+    if not have_triton():
         return None
+    from proxy_anchor.losses.class_block_kernel import FusedClassBlockLoss
+
     return FusedClassBlockLoss
 
 

@@ -6,7 +6,7 @@ import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -220,8 +220,9 @@ class Embedder:
         # Threads, as processes take longer to start and to hand files over than reading takes. The card's decoder is an engine
         # beside the one that runs the network: a thread of its own keeps it busy.
         encoded = _ahead(files.read, batches, threads=readers, depth=readers)
-        for rows, take, thumbnails, skipped in _ahead(decoder, encoded, threads=1, depth=_BATCHES_AHEAD):
-            yield rows, take(), thumbnails, skipped
+        with closing(decoder):
+            for rows, take, thumbnails, skipped in _ahead(decoder, encoded, threads=1, depth=_BATCHES_AHEAD):
+                yield rows, take(), thumbnails, skipped
 
     def _finish(
         self, batch: _Batch, todo: Sequence[int]

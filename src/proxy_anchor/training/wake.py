@@ -22,7 +22,7 @@ def wake_card(accelerator: str, devices: object) -> Thread:
     wanted = accelerator in ("auto", "gpu", "cuda") and known and torch.cuda.is_available()
 
     def wake() -> None:
-        with suppress(RuntimeError):
+        with suppress(Exception):  # torch has kinds of its own; a trace on stderr would look like the run's
             device = torch.device("cuda", int(local_rank or 0))
             images = torch.zeros(8, 8, 16, 16, dtype=torch.bfloat16, device=device)
             weight = torch.zeros(8, 8, 3, 3, dtype=torch.bfloat16, device=device)
