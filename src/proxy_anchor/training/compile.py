@@ -15,7 +15,7 @@ from proxy_anchor.training.gather import gather_batch
 if TYPE_CHECKING:
     from proxy_anchor.training.module import MetricLearner
 
-# From here on compiling for evaluation too pays: 8 to 20 s more at the start, 18 us less per image (docs/speed.md).
+# From here on compiling for evaluation too pays: 8 to 20 s more at the start, 20 us less per image (docs/speed.md).
 MANY_IMAGES = 1_000_000
 
 MIN_COSINE = 0.95  # bf16 gradients of two orders of summation agree to 0.99 and better; a broken kernel is far off
