@@ -7,11 +7,11 @@ from contextlib import suppress
 from threading import Thread
 
 
-def wake_card(accelerator: str, devices: object) -> Thread:
+def wake_card(accelerator: str, devices: object) -> Thread | None:
     """Start the card that a run with these settings of its trainer will use, in a thread, which nobody has to wait for:
     torch itself has whoever uses the card meanwhile wait.
 
-    Does nothing where it is not clear that there is one and which. Says nothing of a card that does not answer: training
+    None where it is not clear that there is one and which. Says nothing of a card that does not answer: training
     will. Draws no random number.
     """
     import torch
@@ -19,7 +19,8 @@ def wake_card(accelerator: str, devices: object) -> Thread:
     local_rank = os.environ.get("LOCAL_RANK")
     # A list names cards of its own choice, and a process that is one of several has the one of its rank.
     known = devices == 1 or (isinstance(devices, int) and local_rank is not None)
-    wanted = accelerator in ("auto", "gpu", "cuda") and known and torch.cuda.is_available()
+    if not (known and accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()):
+        return None
 
     def wake() -> None:
         with suppress(Exception):  # torch has kinds of its own; a trace on stderr would look like the run's
@@ -29,6 +30,6 @@ def wake_card(accelerator: str, devices: object) -> Thread:
             torch.nn.functional.conv2d(images.contiguous(memory_format=torch.channels_last), weight, padding=1)
             torch.cuda.synchronize(device)
 
-    thread = Thread(target=wake if wanted else lambda: None)
+    thread = Thread(target=wake)
     thread.start()
     return thread
