@@ -1,10 +1,14 @@
-"""What tests need of processes: several gloo ranks on the CPU, a free port, whether permissions stop this one."""
+"""What tests need of processes: several gloo ranks on the CPU, Triton's interpreter, a free port, whether permissions stop
+this one.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -55,6 +59,20 @@ def run_processes(
         for process in processes:
             process.kill()
     return [torch.load(file, weights_only=False) for file in files]
+
+
+def run_interpreted(*arguments: str | Path, timeout_s: float) -> str:
+    """What `python ARGUMENTS` prints with Triton's kernels interpreted on the CPU, which is decided when Triton is imported."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, arguments)],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def await_end(pid: int, timeout_s: float = 10) -> None:

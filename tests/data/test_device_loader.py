@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from PIL import Image
+from processes import run_interpreted
 from torch import Tensor
 
 from proxy_anchor.data.crops import CentralCrop, RandomCrops
@@ -88,20 +86,12 @@ def test_the_kernel_in_tritons_interpreter_equals_torchvision_to_one_level(tmp_p
     values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
     cases = [(values, _windows(images, RandomCrops(24), 6), None), _placed(images, 24, 6)]
     torch.save((cases, 24), tmp_path / "case.pt")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _INTERPRETED, str(tmp_path / "case.pt")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines():
+    lines = run_interpreted("-c", _INTERPRETED, tmp_path / "case.pt", timeout_s=120).splitlines()
+    for line in lines:
         most, share = map(float, line.split())
         assert most <= 1
         assert share < 0.25
-    assert len(done.stdout.splitlines()) == 2
+    assert len(lines) == 2
 
 
 def _windows(images: list[Image.Image], crops: RandomCrops, count: int) -> Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ pytest.importorskip("triton")
 
 import fused_runs
 from fused_runs import CASES
+from processes import run_interpreted
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
 TOLERANCE = 5e-6  # of the largest number; a card takes 1 / root to 1e-7, and alpha multiplies that
@@ -31,15 +29,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tens
     if torch.cuda.is_available():
         pytest.skip("a card runs the kernels themselves, below")
     file = tmp_path_factory.mktemp("fused") / "results.pt"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", fused_runs.__file__, str(file)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_interpreted(fused_runs.__file__, file, timeout_s=240)
     return torch.load(file)
 
 
