@@ -251,6 +251,17 @@ def test_rates_of_the_documents_are_those_of_the_records():
     for row in map(json.loads, (records / "throughput.jsonl").read_text().splitlines()):
         train, evaluation = (f"{row[f'{name}_per_s']:,.0f} | {row[f'{name}_share']:.2f}" for name in ("train", "eval"))
         assert f"| {train} | {evaluation} | {row['s_per_epoch']:.2f} |" in text
+    for row in map(json.loads, (records / "devices.jsonl").read_text().splitlines()[:2]):
+        assert f"| {row['train_per_s']:,.0f} | {row['efficiency']:.2f} | {row['eval_per_s']:,.0f} |" in text
+    starts = [json.loads(line) for line in (records / "fast_start.jsonl").read_text().splitlines()]
+    for row in (each for each in starts if "environment" in each):
+        parts = (row[f"{name}_s"] for name in ("start", "images", "first_eval", "compile", "other"))
+        assert f"| {row['compiler_cache']} | {' | '.join(f'{each:.1f}' for each in parts)} |" in text
+    plain = text.replace("*", "")
+    for row in map(json.loads, (records / "loss.jsonl").read_text().splitlines()[-15:]):
+        names = ("ms", "time_ratio", "graph_ms", "graph_ratio", "memory_ratio")
+        cells = " | ".join("" if row[name] is None else f"{row[name]:.2f}" for name in names).replace("  ", " ")
+        assert f" | {cells} |" in plain
     text = (REPOSITORY / "docs" / "search.md").read_text()
     for device in ("h200", "cpu"):
         for row in json.loads((records / f"retrieval_{device}.json").read_text())["embedding"]:

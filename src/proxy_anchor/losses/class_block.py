@@ -9,7 +9,7 @@ bare similarity product. What makes it small:
   Eq. 4, and the shares of the others are the weights of Eq. 6.
 
 Written twice: in torch, below, and for float32 on a graphics card as three Triton kernels (class_block_kernel.py), for which
-Python launches nine calls instead of sixty. Tests hold both to the definition.
+Python launches nine calls instead of about sixty. Tests hold both to the definition.
 """
 
 from __future__ import annotations
