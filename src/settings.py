@@ -7,8 +7,10 @@ stand inside the functions that need them, so that errors come at once.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose
@@ -146,11 +148,30 @@ def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
         write_skipped(folder, splits)
 
 
-def wake_card(cfg: DictConfig) -> None:
-    """Start the run's card in a thread."""
-    from proxy_anchor.training.wake import wake_card
+def wake_card(cfg: DictConfig) -> Thread | None:
+    """Start the run's card beside what comes before the first step, and for a network that will be compiled have its
+    convolutions run there once. The thread that does so.
+    """
+    from proxy_anchor.training.wake import card_of_this_process, wake_card
 
-    wake_card(cfg.trainer.accelerator, cfg.trainer.devices)
+    device = card_of_this_process(cfg.trainer.accelerator, cfg.trainer.devices)
+    if device is None:
+        return None
+    woken = wake_card(device)
+    # Other kernels are chosen with these.
+    if not cfg.get("compile") or cfg.deterministic or cfg.trainer.benchmark:
+        return woken
+    with suppress(Exception):  # what cannot be understood is refused later, in words
+        import torch
+
+        from proxy_anchor.models.embedding_net import EmbeddingNet
+        from proxy_anchor.training.rehearsal import rehearse_convolutions
+
+        side, images = cfg.dataset.images.crop, cfg.data.batch_size // int(os.environ.get("WORLD_SIZE", 1))
+        with torch.device("meta"):
+            net = EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, image_size=side, pretrained=False)
+        return rehearse_convolutions(net, (images, 3, side, side), device, str(cfg.trainer.precision))
+    return woken
 
 
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:
@@ -217,15 +238,25 @@ def check_processes(cfg: DictConfig, trainer: pl.Trainer) -> None:
         raise UsageError("run is needed where processes are started from outside: add run=NAME, for their one folder.")
 
 
+def strategy(cfg: DictConfig) -> Any:
+    """The trainer's strategy: its name, or this package's form of ddp."""
+    from proxy_anchor.training.one_stream import OneStreamDDP
+
+    several = one_of_several() and (cfg.trainer.devices != 1 or cfg.trainer.num_nodes != 1)
+    is_ddp = cfg.trainer.strategy == "ddp" or (cfg.trainer.strategy == "auto" and several)
+    return OneStreamDDP() if is_ddp else cfg.trainer.strategy
+
+
 def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
     from pytorch_lightning.strategies import DDPStrategy
 
     from proxy_anchor.data.sampling import check_divisible
+    from proxy_anchor.training.one_stream import OneStreamDDP
 
     if trainer.world_size == 1:
         return
-    strategy = trainer.strategy
-    if type(strategy) is not DDPStrategy or strategy._start_method != "popen":
+    chosen = trainer.strategy
+    if type(chosen) not in (DDPStrategy, OneStreamDDP) or chosen._start_method != "popen":  # type: ignore[attr-defined]
         raise UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
     if cfg.trainer.use_distributed_sampler:
         raise UsageError("trainer.use_distributed_sampler=true would replace the order of the batches: leave it out.")

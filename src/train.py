@@ -16,7 +16,7 @@ from proxy_anchor.reports.files import selecting_recall
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
     """One run in `folder`, with further callbacks behind the one that counts Recall; returns what result.json holds."""
-    settings.wake_card(cfg)  # its libraries load while these are imported
+    rehearsal = settings.wake_card(cfg)  # its libraries load while these are imported
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
@@ -43,9 +43,10 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
         return result
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=settings.selecting_set(cfg))
-    startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()
+    startup, health, memory = Startup(entry.STARTED, rehearsal), Health(folder), PeakMemory()
     trainer = instantiate(
         cfg.trainer,
+        strategy=settings.strategy(cfg),
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
         callbacks=[startup, memory, recall, *callbacks, *settings.bookkeeping(cfg, folder, recall.monitor, health)],
         plugins=[BackgroundWriter(), SyncBatchNorms()],

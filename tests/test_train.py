@@ -386,7 +386,7 @@ def test_training_and_evaluation_agree_on_what_is_compiled_and_training_wakes_it
             return self.net(images)
 
     monkeypatch.setattr("proxy_anchor.training.module.CompiledNet", Recording)
-    monkeypatch.setattr("proxy_anchor.training.wake.wake_card", lambda *given: woken.append(given))
+    monkeypatch.setattr("proxy_anchor.training.wake.card_of_this_process", lambda *given: woken.append(given))
     arguments = [*TINY_GLYPHS, f"dataset.root={tmp_path}/data", "compile=true", "trainer.max_epochs=4", "logger=csv"]
     cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2", "trainer.accelerator=cpu")
     result = train(cfg, tmp_path / "run")

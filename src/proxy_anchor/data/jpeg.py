@@ -252,6 +252,14 @@ class CardDecoder:
         return take
 
 
+def allow_many_streams() -> None:
+    """Keep the decoder, which uses a dozen streams, from queueing behind the network: streams share a card's eight queues otherwise.
+
+    A process that has used the card before keeps what it had; so does one whose environment says otherwise.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
 @cache
 def _decoding_stream(device: torch.device) -> torch.cuda.Stream:
     """One for every decoder on a card, as memory stays with its stream; ahead of the network, which has work in reserve."""

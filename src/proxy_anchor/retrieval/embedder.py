@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from proxy_anchor.data.images import default_num_workers
 from proxy_anchor.data.inputs import ImageInput, InputImages, collate_readable, input_key
-from proxy_anchor.data.jpeg import CardDecoder, EncodedImages
+from proxy_anchor.data.jpeg import CardDecoder, EncodedImages, allow_many_streams
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.fetch import Fetch
 from proxy_anchor.retrieval.recorded import Recorded, record
@@ -97,6 +97,8 @@ class Embedder:
             check_int("num_workers", num_workers, 0)
         check_choice("precision", precision, ["32", "bf16"])
         check_choice("decode", decode, ["cpu", "gpu"])
+        if decode == "gpu":
+            allow_many_streams()
         self.trained = trained
         self.device = choose_device(device)
         if decode == "gpu" and self.device.type != "cuda":

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
@@ -25,7 +29,7 @@ class CompiledNet:
     """The network's forward, compiled for one shape of batch; on a GPU as one CUDA graph, which Python launches at once.
 
     A shorter batch (the last of an evaluation) is filled up with copies of its first image, whose embeddings are dropped:
-    compiling once more for its shape would take longer than many epochs.
+    preparing once more for its shape would take longer than many epochs, and some seconds where nothing is compiled.
 
     Args:
         net: images (B, 3, H, W) to embeddings (B, D). num_evaluated: images that will be embedded without gradients; fewer than a
@@ -33,34 +37,86 @@ class CompiledNet:
     """
 
     def __init__(self, net: nn.Module, *, num_evaluated: int | None = None) -> None:
-        # A step of hundreds of small kernels is launched more slowly than the card computes it; as a graph it is not.
-        mode = "reduce-overhead" if torch.cuda.is_available() else None
-        from torch._inductor import config  # a second of imports, which torch.compile makes anyway
-
         # The compiler's own random numbers on a card are others than the plain network's, with which it is compared.
-        config.fallback_random = any(isinstance(module, DropPath) and module.drop_prob for module in net.modules())
-        self._forward = torch.compile(net.forward, dynamic=False, mode=mode)
+        draws = any(isinstance(module, DropPath) and module.drop_prob for module in net.modules())
+        self._forward = torch.compile(
+            net.forward, dynamic=False, options={"fallback_random": draws, **compiler_options()}
+        )
+        prepare_compiler()
         self._longest = {True: 0, False: 0}  # with and without gradients
         self._net = net if num_evaluated is not None and num_evaluated < MANY_IMAGES else None
 
     def __call__(self, images: Tensor) -> Tensor:
         """As the network's own forward."""
         training, count = torch.is_grad_enabled(), len(images)
-        if self._net is not None and not training:
-            return self._net(images.contiguous(memory_format=torch.channels_last))
         self._longest[training] = max(self._longest[training], count)
         missing = self._longest[training] - count
         if missing:
             images = torch.cat([images, images[:1].expand(missing, -1, -1, -1)])
-        torch.compiler.cudagraph_mark_step_begin()  # the graph may overwrite what it gave before
         # Batches of the workers and of the card are laid out differently, which would be two compilations.
-        embeddings = self._forward(images.contiguous(memory_format=torch.channels_last))
+        images = images.contiguous(memory_format=torch.channels_last)
+        if self._net is not None and not training:
+            return self._net(images)[:count]
+        torch.compiler.cudagraph_mark_step_begin()  # the graph may overwrite what it gave before
+        embeddings = self._forward(images)
         # An evaluation keeps its embeddings longer than the graph does.
         return embeddings if training else embeddings[:count].clone()
 
 
-def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> float:
+def compiler_options() -> dict[str, bool]:
+    """How the network is compiled, as `torch._inductor.config` names it; see docs/speed.md for what was measured."""
+    from torch._inductor import config  # a second of imports, which torch.compile makes anyway
+
+    wanted = {
+        # A step of hundreds of small kernels is launched more slowly than the card computes it; as a graph it is not.
+        "triton.cudagraphs": torch.cuda.is_available(),
+        # Kernels are chosen by rule: measuring them takes seconds, chooses differently each time, and wins nothing here.
+        "deterministic": True,
+        # Another search for loops that could be one: seconds more, and no faster network.
+        "loop_ordering_after_fusion": False,
+    }
+    return {name: value for name, value in wanted.items() if name in config.get_config_copy()}  # they change with torch
+
+
+def prepare_compiler() -> None:
+    """Have what the compiler of a card's kernels needs made in the background, while images are read and evaluated.
+
+    That is its processes: as long as they are not there, it compiles kernels one after another in this one. And the keys of its
+    caches, for which it reads all of torch and of Triton. It makes both itself where this did not, or could not.
+    """
+    if not torch.cuda.is_available():
+        return
+
+    def make_keys() -> None:
+        with suppress(Exception):  # none of this is torch's public interface
+            torch_key()
+            triton_key()
+
+    with suppress(Exception):
+        from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.codecache import torch_key
+        from torch._inductor.runtime.triton_compat import triton_key
+
+        AsyncCompile.use_process_pool()  # starts them, and does not wait
+        Thread(target=make_keys, daemon=True).start()
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Python's search for circular garbage, which costs a tenth of a compilation, comes afterwards."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def check_compiled(trainer: pl.Trainer, learner: MetricLearner, rehearsal: Thread | None = None) -> float:
     """The cosine between the compiled network's gradient on the first training batch and the network's own.
+
+    rehearsal: a thread that uses the card, for which kernels wait that are recorded or timed.
 
     Compiled networks have been seen to return NaN gradients, and gradients that never reach the backbone, without an error.
     Leaves weights, statistics and random numbers as they were. Raises UsageError when a gradient is not finite or points
@@ -73,13 +129,18 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> float:
     images, labels = images.to(learner.device), labels.to(learner.device)
     statistics = {name: buffer.clone() for name, buffer in learner.net.named_buffers()}
     gradients = []
-    for embed in (learner.net, learner.compiled):
-        with torch.random.fork_rng(devices), trainer.precision_plugin.train_step_context():
+    # Compiling first: the rehearsal goes on beside it.
+    for embed in (learner.compiled, learner.net):
+        with torch.random.fork_rng(devices), trainer.precision_plugin.train_step_context(), without_collection():
             torch.manual_seed(0)  # dropout, where there is any
-            gradients.append(_gradient(learner.loss(*gather_batch(embed(images), labels)), learner.net))
+            embeddings = embed(images)
+            if rehearsal is not None:
+                rehearsal.join()
+            gradients.append(_gradient(learner.loss(*gather_batch(embeddings, labels)), learner.net))
     for name, buffer in learner.net.named_buffers():
         buffer.copy_(statistics[name])
-    return compare(*gradients)
+    compiled, plain = gradients
+    return compare(plain, compiled)
 
 
 def _gradient(loss: Tensor, net: nn.Module) -> Tensor:

@@ -6,25 +6,27 @@ import os
 from contextlib import suppress
 from threading import Thread
 
+import torch
 
-def wake_card(accelerator: str, devices: object) -> Thread | None:
-    """Start the card that a run with these settings of its trainer will use, in a thread, which nobody has to wait for:
-    torch itself has whoever uses the card meanwhile wait.
 
-    None where it is not clear that there is one and which. Says nothing of a card that does not answer: training
-    will. Draws no random number.
-    """
-    import torch
-
+def card_of_this_process(accelerator: str, devices: object) -> torch.device | None:
+    """The card that a run with these settings of its trainer will use; None where it is not clear that there is one and which."""
     local_rank = os.environ.get("LOCAL_RANK")
     # A list names cards of its own choice, and a process that is one of several has the one of its rank.
     known = devices == 1 or (isinstance(devices, int) and local_rank is not None)
     if not (known and accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()):
         return None
+    return torch.device("cuda", int(local_rank or 0))
+
+
+def wake_card(device: torch.device) -> Thread:
+    """Start the card in a thread, which nobody has to wait for: torch itself has whoever uses the card meanwhile wait.
+
+    Says nothing of a card that does not answer: training will. Draws no random number.
+    """
 
     def wake() -> None:
         with suppress(Exception):  # torch has kinds of its own; a trace on stderr would look like the run's
-            device = torch.device("cuda", int(local_rank or 0))
             images = torch.zeros(8, 8, 16, 16, dtype=torch.bfloat16, device=device)
             weight = torch.zeros(8, 8, 3, 3, dtype=torch.bfloat16, device=device)
             torch.nn.functional.conv2d(images.contiguous(memory_format=torch.channels_last), weight, padding=1)

@@ -1,0 +1,93 @@
+"""Convolutions run once, with nothing in them, while images are read and evaluated: on a card the first of each shape takes
+long, because cuDNN chooses and loads its kernels, and Python's lock is free meanwhile.
+
+A network of fifty convolutions waits 15 s for that otherwise (docs/speed.md). What is kept of it: the kernels that were loaded; and the
+choices for gradients, as all gradients of a card are computed in one thread of torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_DONE: set[tuple] = set()  # in this process: a second run finds its kernels
+
+
+def rehearse_convolutions(net: nn.Module, shape: Sequence[int], device: torch.device, precision: str) -> Thread | None:
+    """Run the network's convolutions for a batch of this shape in a thread, forward and backward; None where there is nothing
+    to do: without a card, or when this process has done so.
+
+    net: only its shapes are looked at; no parameter, statistic, random number or gradient changes. shape: (B, 3, H, W).
+    precision: as the trainer names it. Join the thread before kernels are recorded or timed. It says nothing if it fails:
+    training will.
+    """
+    if device.type != "cuda":
+        return None
+    dtype = _DTYPES.get(precision, torch.float32)
+    calls = [call for call in find_convolutions(net, shape) if (device, dtype, call) not in _DONE]
+    if not calls:
+        return None
+    _DONE.update((device, dtype, call) for call in calls)
+
+    def rehearse() -> None:
+        with suppress(Exception), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+            for gradients in (False, True):  # the first evaluation is near
+                for call in calls:
+                    run_convolution(call, device, dtype, gradients=gradients)
+            torch.cuda.current_stream().synchronize()
+
+    thread = Thread(target=rehearse, daemon=True)
+    thread.start()
+    return thread
+
+
+def find_convolutions(net: nn.Module, shape: Sequence[int]) -> list[tuple]:
+    """What distinguishes the convolutions of a forward with uint8 images of this shape: input's shape, weight's shape, and the
+    other arguments of `aten.convolution`. Each once, in their order.
+    """
+    seen = _Convolutions()
+    held = dict((*net.named_parameters(), *net.named_buffers()))
+    with torch.no_grad(), FakeTensorMode():  # tensors of shapes, without values
+        state = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in held.items()}
+        images = torch.empty(tuple(shape), dtype=torch.uint8)
+        with seen:
+            torch.func.functional_call(net, state, images)
+    return list(seen.calls)
+
+
+def run_convolution(call: tuple, device: torch.device, dtype: torch.dtype, *, gradients: bool) -> None:
+    """One of `find_convolutions` on values that mean nothing, in channels-last order; with the gradients of input and weight."""
+    given, weight = (_blank(each, device, dtype).requires_grad_(gradients) for each in call[:2])
+    out = torch.ops.aten.convolution(given, weight, None, *call[2:])
+    if gradients:
+        # Images have none, and the kernel for it would be one more to choose.
+        wanted = [weight] if given.shape[1] == 3 else [given, weight]
+        torch.autograd.grad(out, wanted, torch.ones_like(out))
+
+
+def _blank(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    return torch.zeros(tuple(shape), dtype=dtype, device=device).contiguous(memory_format=layout)
+
+
+class _Convolutions(TorchDispatchMode):
+    """The convolutions that run while it is entered, as keys of `calls`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[tuple, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            images, weight, _, *rest = args
+            plain = (tuple(each) if isinstance(each, (list, tuple)) else each for each in rest)
+            self.calls[(tuple(images.shape), tuple(weight.shape), *plain)] = None
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,71 @@
+"""The convolutions that are rehearsed are those that training runs, and rehearsing leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training import rehearsal
+from proxy_anchor.training.rehearsal import find_convolutions, rehearse_convolutions, run_convolution
+
+CPU = torch.device("cpu")
+
+
+class Seen(TorchDispatchMode):
+    """The convolutions, forward and backward, that run while it is entered: what cuDNN would choose a kernel for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
+            tensors = tuple(
+                (tuple(each.shape), each.dtype, each.is_contiguous(memory_format=torch.channels_last))
+                for each in args[: 2 + (func is torch.ops.aten.convolution_backward.default)]
+            )
+            plain = tuple(tuple(each) for each in args if isinstance(each, list) and each and each != [0])
+            self.found.add((str(func), tensors, plain[-1][:2] if "backward" in str(func) else ()))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_is_rehearsed_is_what_training_runs() -> None:
+    net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32).to(memory_format=torch.channels_last)
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    state = torch.get_rng_state()
+    calls = find_convolutions(net, (4, 3, 32, 32))
+    with Seen() as rehearsed:
+        for call in calls:
+            run_convolution(call, CPU, torch.bfloat16, gradients=False)
+            run_convolution(call, CPU, torch.bfloat16, gradients=True)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    with Seen() as trained, torch.autocast("cpu", torch.bfloat16):
+        net.train()(images).sum().backward()
+    assert len(calls) > 5
+    assert rehearsed.found == trained.found
+
+
+def test_it_happens_once_in_a_process_and_says_nothing_when_it_fails(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32)
+    monkeypatch.setattr(rehearsal, "_DONE", set())
+    assert rehearse_convolutions(net, (4, 3, 32, 32), CPU, "32") is None
+    started = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: started.append(device) or (_ for _ in ()).throw(OSError))
+    card = torch.device("cuda", 0)
+    first = rehearse_convolutions(net, (4, 3, 32, 32), card, "bf16-mixed")
+    assert first is not None
+    first.join(20)
+    assert not first.is_alive()
+    assert started == [card]
+    assert rehearse_convolutions(net, (4, 3, 32, 32), card, "bf16-mixed") is None
+    other = rehearse_convolutions(net, (5, 3, 32, 32), card, "bf16-mixed")
+    assert other is not None
+    other.join(20)
+    assert capfd.readouterr().err == ""
