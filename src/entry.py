@@ -6,6 +6,7 @@ stand inside the functions that need them, so that --help and errors come at onc
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import logging
@@ -51,7 +52,8 @@ from proxy_anchor.training.processes import (
 )
 from settings import holds_another
 
-STARTED = time.monotonic()  # the command, but for the interpreter and the imports above
+STARTED_AT = "PROXY_ANCHOR_STARTED"  # when the command did of which this process is a part
+STARTED = float(os.environ.get(STARTED_AT, time.monotonic()))  # the command, but for the interpreter and the imports above
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
 JOB_FILE, JOB_FOLDER = "PROXY_ANCHOR_JOB_FILE", "PROXY_ANCHOR_JOB_FOLDER"  # what `run_as_ranks` hands on
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
@@ -176,15 +178,25 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
     with TemporaryDirectory() as place:
         file = Path(place) / "job.yaml"
         OmegaConf.save(cfg, file, resolve=True)
-        run_ranks([sys.executable, sys.argv[0]], num_ranks, {JOB_FILE: str(file), JOB_FOLDER: str(folder)})
+        handed_on = {JOB_FILE: str(file), JOB_FOLDER: str(folder), STARTED_AT: str(STARTED)}
+        run_ranks([sys.executable, sys.argv[0]], num_ranks, handed_on)
     result = read_result(folder)
     assert result is not None
     return result
 
 
+def look_for_garbage_less_often() -> None:
+    """Python looks through all objects again and again while they are being made, and once more before it ends: a quarter of
+    the time that importing takes, and more than a second at the end (docs/speed.md).
+    """
+    gc.set_threshold(20_000, 10, 10)
+    atexit.register(gc.freeze)  # first registered, last called
+
+
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
+    look_for_garbage_less_often()
     register_plugins()
     _quieten()
     keep_freed_memory()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -101,18 +99,6 @@ def prepare_compiler() -> None:
         Thread(target=make_keys, daemon=True).start()
 
 
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Python's search for circular garbage, which costs a tenth of a compilation, comes afterwards."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def check_compiled(trainer: pl.Trainer, learner: MetricLearner, rehearsal: Thread | None = None) -> float:
     """The cosine between the compiled network's gradient on the first training batch and the network's own.
 
@@ -131,7 +117,7 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner, rehearsal: Threa
     gradients = []
     # Compiling first: the rehearsal goes on beside it.
     for embed in (learner.compiled, learner.net):
-        with torch.random.fork_rng(devices), trainer.precision_plugin.train_step_context(), without_collection():
+        with torch.random.fork_rng(devices), trainer.precision_plugin.train_step_context():
             torch.manual_seed(0)  # dropout, where there is any
             embeddings = embed(images)
             if rehearsal is not None:
