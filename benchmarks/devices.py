@@ -26,8 +26,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import HERE, report, where_it_ran
+from common import HERE, append_rows, where_it_ran
 from omegaconf import OmegaConf
+
+from proxy_anchor.reports.tables import format_table
 
 
 def train(overrides: list[str], folder: Path, devices: int, batch: int | None) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def train(overrides: list[str], folder: Path, devices: int, batch: int | None) -
 def make_row(result: dict[str, Any], first: dict[str, Any], kept: str) -> dict[str, Any]:
     """One line of the table; `first` is the run on one GPU, and `kept` what both have in common."""
     trained = [each for each in result["history"] if each["epoch"]]
-    row = {
+    return {
         "devices": result["num_devices"],
         "kept": kept,
         "batch": result["batch"],
@@ -59,8 +61,6 @@ def make_row(result: dict[str, Any], first: dict[str, Any], kept: str) -> dict[s
         "recall_at_1": 100 * next(iter(result["best"]["recall"].values())),
         "start_s": result["startup_seconds"]["total"],
     }
-    print(row, flush=True)  # a run takes minutes
-    return row
 
 
 def main() -> None:
@@ -80,18 +80,26 @@ def main() -> None:
     given = parser.parse_args([each for each in sys.argv[1:] if each not in overrides])
     if given.devices[0] != 1:
         parser.error("--devices starts with 1, to which the others are compared")
-    output = given.output.absolute()
-    rows = []
+    file = given.output.absolute() / "devices.jsonl"
+    where = where_it_ran(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    shown = " ".join(each for each in overrides if not each.startswith("dataset.root="))
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        print(row, flush=True)
+        append_rows(file, [{"overrides": shown, **row, **where}])  # a run takes minutes: none is lost
+        rows.append(row)
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         first = train(overrides, folder, 1, None)
-        rows.append(make_row(first, first, "-"))
+        add(make_row(first, first, "-"))
         for kept in given.keep:
             for devices in given.devices[1:]:
                 result = train(overrides, folder, devices, first["batch"] * (devices if kept == "gpu" else 1))
-                rows.append(make_row(result, first, kept))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    report("Several GPUs of one host", rows, output / "devices.jsonl", where_it_ran(device))
+                add(make_row(result, first, kept))
+    print(f"\nSeveral GPUs of one host; {where['device']}, commit {where['commit']}\n")
+    print(f"{format_table(rows, decimals=2)}\n\nadded to {file}")
 
 
 if __name__ == "__main__":

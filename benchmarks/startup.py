@@ -1,5 +1,7 @@
 """How long a command takes before it does anything, beside what importing PyTorch alone takes.
 
+Also what importing Lightning and timm takes, and ending, with Python's garbage collection as it comes and as the commands have it.
+
     python benchmarks/startup.py
 
 Each command runs in a process of its own. Appends a row per command to results/startup.jsonl.
@@ -26,6 +28,8 @@ TINY = [
     "trainer.max_epochs=1",
     "trainer.enable_progress_bar=false",
 ]
+IMPORTS = "import pytorch_lightning, timm"
+LESS_OFTEN = "from proxy_anchor.allocator import look_for_garbage_less_often as f; f()"
 COMMANDS: dict[str, Sequence[str]] = {
     "import torch": ["-c", "import torch"],
     "import proxy_anchor": ["-c", "import proxy_anchor"],
@@ -33,6 +37,8 @@ COMMANDS: dict[str, Sequence[str]] = {
     "train.py, a wrong key": [str(SRC / "train.py"), "optimizer.rate=1"],
     "evaluate.py --help": [str(SRC / "evaluate.py"), "--help"],
     "train.py, one tiny epoch": [str(SRC / "train.py"), *TINY],
+    IMPORTS: ["-c", IMPORTS],
+    "the same, garbage looked for less often": ["-c", f"{LESS_OFTEN}; {IMPORTS}"],
 }
 
 

@@ -6,7 +6,6 @@ stand inside the functions that need them, so that --help and errors come at onc
 
 from __future__ import annotations
 
-import atexit
 import errno
 import gc
 import logging
@@ -36,7 +35,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from proxy_anchor.allocator import keep_freed_memory
+from proxy_anchor.allocator import keep_freed_memory, look_for_garbage_less_often
 from proxy_anchor.errors import AgreedError, FolderTaken, UsageError, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.reports.tables import format_table
@@ -53,7 +52,9 @@ from proxy_anchor.training.processes import (
 from settings import holds_another
 
 STARTED_AT = "PROXY_ANCHOR_STARTED"  # when the command did of which this process is a part
-STARTED = float(os.environ.get(STARTED_AT, time.monotonic()))  # the command, but for the interpreter and the imports above
+STARTED = float(
+    os.environ.get(STARTED_AT, time.monotonic())
+)  # the command, but for the interpreter and the imports above
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
 JOB_FILE, JOB_FOLDER = "PROXY_ANCHOR_JOB_FILE", "PROXY_ANCHOR_JOB_FOLDER"  # what `run_as_ranks` hands on
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
@@ -183,14 +184,6 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
     result = read_result(folder)
     assert result is not None
     return result
-
-
-def look_for_garbage_less_often() -> None:
-    """Python looks through all objects again and again while they are being made, and once more before it ends: a quarter of
-    the time that importing takes, and more than a second at the end (docs/speed.md).
-    """
-    gc.set_threshold(20_000, 10, 10)
-    atexit.register(gc.freeze)  # first registered, last called
 
 
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
