@@ -37,14 +37,20 @@ def rehearse_convolutions(net: nn.Module, shape: Sequence[int], device: torch.de
         return None
     _DONE.update((device, dtype, call) for call in calls)
 
-    def rehearse() -> None:
+    def rehearse(share: Sequence[tuple]) -> None:
         with suppress(Exception), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-            for gradients in (False, True):  # the first evaluation is near
-                for call in calls:
-                    run_convolution(call, device, dtype, gradients=gradients)
+            for call in share:
+                run_convolution(call, device, dtype)
             torch.cuda.current_stream().synchronize()
 
-    thread = Thread(target=rehearse, daemon=True)
+    def rehearse_all() -> None:
+        # While one waits for its gradients, for which there is one thread, the other prepares the next forward.
+        other = Thread(target=rehearse, args=[calls[1::2]], daemon=True)
+        other.start()
+        rehearse(calls[::2])
+        other.join()
+
+    thread = Thread(target=rehearse_all, daemon=True)
     thread.start()
     return thread
 
@@ -63,14 +69,13 @@ def find_convolutions(net: nn.Module, shape: Sequence[int]) -> list[tuple]:
     return list(seen.calls)
 
 
-def run_convolution(call: tuple, device: torch.device, dtype: torch.dtype, *, gradients: bool) -> None:
-    """One of `find_convolutions` on values that mean nothing, in channels-last order; with the gradients of input and weight."""
-    given, weight = (_blank(each, device, dtype).requires_grad_(gradients) for each in call[:2])
+def run_convolution(call: tuple, device: torch.device, dtype: torch.dtype) -> None:
+    """One of `find_convolutions` on values that mean nothing, in channels-last order, and the gradients of input and weight."""
+    given, weight = (_blank(each, device, dtype).requires_grad_() for each in call[:2])
     out = torch.ops.aten.convolution(given, weight, None, *call[2:])
-    if gradients:
-        # Images have none, and the kernel for it would be one more to choose.
-        wanted = [weight] if given.shape[1] == 3 else [given, weight]
-        torch.autograd.grad(out, wanted, torch.ones_like(out))
+    # Images have no gradient, and the kernel for it would be one more to choose.
+    wanted = [weight] if given.shape[1] == 3 else [given, weight]
+    torch.autograd.grad(out, wanted, torch.ones_like(out))
 
 
 def _blank(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
