@@ -6,6 +6,7 @@ no file of this machine is served but those three (pictures are asked for by num
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +27,7 @@ try:
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import Response
     from starlette.routing import Route
 except ImportError as missing:
     raise UsageError(f"the page needs {missing.name}: pip install -e '.[app]'.") from missing
@@ -97,8 +98,9 @@ async def _static(request: Request) -> Response:
     return Response(content, headers=_HEADERS, media_type=kind)
 
 
-def _json(content: Any, status: int = 200) -> JSONResponse:
-    return JSONResponse(content, status, _HEADERS)
+def _json(content: Any, status: int = 200) -> Response:
+    # Escaped: a file's name need not be UTF-8.
+    return Response(json.dumps(content, allow_nan=False), status, _HEADERS, "application/json")
 
 
 class _Page:
