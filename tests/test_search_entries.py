@@ -82,6 +82,18 @@ def test_search_commands(here: Path, run: Callable) -> None:
     assert "match threshold" in again
 
 
+def test_an_unreadable_query_is_left_out(here: Path, run: Callable) -> None:
+    (here / "queries").mkdir()
+    shutil.copyfile(here / "query.jpg", here / "queries" / "good.jpg")
+    (here / "queries" / "bad.jpg").write_text("no image")
+    printed = run(
+        "python src/search.py checkpoint=runs/first gallery=my_pictures query=queries k=2 output=queries_found"
+    )
+    assert "1 images cannot be read and are left out" in printed
+    [answer] = json.loads((here / "queries_found.json").read_text())["queries"]
+    assert answer["query"].endswith("good.jpg")
+
+
 def test_names_that_are_not_utf8(here: Path) -> None:
     pytest.importorskip("pyarrow")
     (here / "odd_names").mkdir()
