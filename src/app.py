@@ -10,7 +10,7 @@ import settings
 
 def serve(cfg: DictConfig) -> None:
     """Index the gallery with one or two checkpoints, then answer until interrupted."""
-    from proxy_anchor.app.server import make_app, run
+    from proxy_anchor.app.server import LOCAL, make_app, run
     from proxy_anchor.retrieval.retriever import open_index
 
     settings.check_retrieval(cfg, "app")
@@ -18,7 +18,7 @@ def serve(cfg: DictConfig) -> None:
     if cfg.compare is not None:
         retrievers[cfg.compare] = open_index(cfg.compare, cfg.gallery, cfg.compare_index, **cfg.embed)
     limits = {"max_upload_mb": cfg.max_upload_mb, "max_pixels": cfg.max_pixels}
-    app = make_app(retrievers, hosts=["127.0.0.1", "localhost"] if cfg.host == "127.0.0.1" else ["*"], **limits)
+    app = make_app(retrievers, hosts=LOCAL if cfg.host in LOCAL else ["*"], **limits)
     run(app, cfg.host, cfg.port)
 
 

@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,9 +53,8 @@ from proxy_anchor.training.processes import (
 from settings import holds_another
 
 STARTED_AT = "PROXY_ANCHOR_STARTED"  # when the command did of which this process is a part
-STARTED = float(
-    os.environ.get(STARTED_AT, time.monotonic())
-)  # the command, but for the interpreter and the imports above
+# The command, but for the interpreter and the imports above.
+STARTED = float(os.environ.get(STARTED_AT, time.monotonic()))
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
 JOB_FILE, JOB_FOLDER = "PROXY_ANCHOR_JOB_FILE", "PROXY_ANCHOR_JOB_FOLDER"  # what `run_as_ranks` hands on
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
@@ -196,6 +196,9 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     if rank() > 0:  # the first process speaks for all
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
         warnings.filterwarnings("ignore")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name need not be UTF-8
     failures: list[BaseException] = []
     composed = JOB_FILE in os.environ
 
@@ -250,7 +253,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
                 sys.exit(STOPPED)
             raise
         if JOB_FILE not in os.environ:  # otherwise the process that started this one says so
-            print("interrupted; what had been written is in the run folder.", file=sys.stderr)
+            print("interrupted; what had been written is kept.", file=sys.stderr)
         sys.exit(130)
     finally:
         SweepTable.print()

@@ -14,10 +14,11 @@ import settings
 def search(cfg: DictConfig) -> list[dict[str, Any]]:
     """Print a table of the neighbours, write them as JSON and as an HTML page; returns what the JSON file lists."""
     from proxy_anchor.data.inputs import find_images
+    from proxy_anchor.errors import UsageError
     from proxy_anchor.reports.files import write_json
     from proxy_anchor.reports.search_page import write_search_page
     from proxy_anchor.reports.tables import format_table
-    from proxy_anchor.retrieval.retriever import open_index, vote
+    from proxy_anchor.retrieval.retriever import open_index, report_skipped, vote
 
     settings.check_retrieval(cfg, "search")
     query = Path(settings.absolute(cfg.query))
@@ -30,7 +31,12 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     if retriever.threshold is not None:
         print(retriever.threshold.describe())
 
-    found = retriever.search(queries, cfg.k, reranking=cfg.rerank)
+    done = retriever.embedder.embed(queries)
+    if not done.rows:
+        raise UsageError(f"none of the {len(queries)} queries can be read: {done.skipped[0][1]}")
+    report_skipped([(str(queries[row]), reason) for row, reason in done.skipped])
+    queries = [queries[row] for row in done.rows]
+    found = retriever.search_embeddings(done.embeddings, cfg.k, reranking=cfg.rerank)
     rows, listed = [], []
     for path, hits in zip(queries, found, strict=True):
         label, share = vote(hits)

@@ -82,6 +82,37 @@ def test_search_commands(here: Path, run: Callable) -> None:
     assert "match threshold" in again
 
 
+def test_an_unreadable_query_is_left_out(here: Path, run: Callable) -> None:
+    (here / "queries").mkdir()
+    shutil.copyfile(here / "query.jpg", here / "queries" / "good.jpg")
+    (here / "queries" / "bad.jpg").write_text("no image")
+    printed = run(
+        "python src/search.py checkpoint=runs/first gallery=my_pictures query=queries k=2 output=queries_found"
+    )
+    assert "1 images cannot be read and are left out" in printed
+    [answer] = json.loads((here / "queries_found.json").read_text())["queries"]
+    assert answer["query"].endswith("good.jpg")
+
+
+def test_names_that_are_not_utf8(here: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (here / "odd_names").mkdir()
+    try:
+        shutil.copyfile(here / "query.jpg", os.fsdecode(os.fsencode(here / "odd_names") + b"/good\xff.jpg"))
+    except OSError:
+        pytest.skip("names are UTF-8 on this file system")
+    Path(os.fsdecode(os.fsencode(here / "odd_names") + b"/bad\xff.jpg")).write_text("no image")
+    found = run_entry(
+        "search.py", *["checkpoint=runs/first", "gallery=odd_names", "query=query.jpg", "k=1", "output=odd"], cwd=here
+    )
+    assert found.returncode == 0, found.stderr
+    assert "bad\\udcff.jpg" in found.stdout
+    assert "good\\udcff.jpg" in found.stdout
+    assert "good\\udcff.jpg" in (here / "odd.html").read_text(encoding="utf-8")
+    made = run_entry("embed.py", *["checkpoint=runs/first", "images=odd_names", "output=odd.parquet"], cwd=here)
+    assert made.returncode == 0, made.stderr
+
+
 def test_python_example(here: Path, monkeypatch, capsys) -> None:
     [code] = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
     monkeypatch.chdir(here)

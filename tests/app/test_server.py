@@ -144,6 +144,10 @@ def test_another_host_name_is_refused(address: str) -> None:
     assert ask(address, "/api/about", Host="localhost:1")[0] == 200
 
 
+def test_names_that_are_not_utf8_are_answered() -> None:
+    assert json.loads(module._json({"name": "bad\udcff.jpg"}).body)["name"] == "bad\udcff.jpg"
+
+
 def test_map_without_scikit_learn_and_of_many_images(retrievers, monkeypatch) -> None:
     def missing(vectors, method="pca"):
         if method == "tsne":

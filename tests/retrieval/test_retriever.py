@@ -169,7 +169,7 @@ def test_adding_and_removing(retriever: Retriever, gallery: Path, write_images: 
     [(new, _)] = write_images({"fox": 1})
     assert retriever.add([new], ["fox"], progress=False) == [15]
     assert names(retriever.search(new, k=1)[0]) == ["fox/0.png"]
-    assert retriever.remove([new, 0]) == 2
+    assert retriever.remove([new, np.int64(0)]) == 2
     assert len(retriever) == 14
     assert all(hit.id not in (0, 15) for hit in retriever.search(new, k=14)[0])
     assert retriever.add([new], progress=False) == [16]  # ids are never used again
@@ -234,6 +234,12 @@ def test_index_of_another_model_is_refused(retriever: Retriever, make_checkpoint
         (lambda folder: (folder / "index.json").write_text('{"format": 1}'), "index.json is damaged"),
         (lambda folder: (folder / "thumbnails.bin").write_bytes(b"x"), "thumbnails.bin is damaged"),
         (lambda folder: change(folder, format=2), "index format 2; this version reads 1"),
+        (lambda folder: change(folder, images=None), "index.json is damaged"),
+        (lambda folder: change(folder, images=[[1, 2]]), "index.json is damaged"),
+        (lambda folder: change(folder, threshold={"a": 1}), "index.json is damaged"),
+        (lambda folder: change(folder, next_id=3), "index.json is damaged"),
+        (lambda folder: change(folder, next_id=None), "index.json is damaged"),
+        (lambda folder: change(folder, model=5), "made by another model"),
     ],
 )
 def test_damaged_index_is_one_line(retriever: Retriever, tmp_path: Path, damage: Callable, reason: str) -> None:
@@ -253,6 +259,16 @@ def test_a_folder_of_something_else_is_not_overwritten(retriever: Retriever, gal
     with pytest.raises(UsageError, match="something else than an index"):
         retriever.save(gallery)
     assert (gallery / "cat" / "0.png").is_file()
+
+
+def test_an_index_behind_a_link_is_replaced_where_it_is(retriever: Retriever, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "index").symlink_to("disk")
+    for _ in range(2):
+        retriever.save(tmp_path / "index")
+    assert (tmp_path / "index").is_symlink()
+    assert (tmp_path / "disk" / "index.json").is_file()
+    assert not list(tmp_path.glob(".*"))
 
 
 class CountingEmbedder:
@@ -305,6 +321,23 @@ def test_a_damaged_part_is_embedded_again(make_checkpoint, gallery: Path, tmp_pa
     counter = CountingEmbedder(monkeypatch)
     retriever.index(gallery, shards=tmp_path / "parts", progress=False)
     assert counter.seen == 15
+
+
+def test_classes_follow_the_folder(retriever: Retriever, gallery: Path) -> None:
+    Image.new("RGB", (40, 40), "red").save(gallery / "stray.png")
+    assert retriever.update(gallery, progress=False) == (1, 0)
+    assert {item.label for item in retriever.items.values()} == {None}
+    (gallery / "stray.png").unlink()
+    assert retriever.update(gallery, progress=False) == (0, 1)
+    assert {item.label for item in retriever.items.values()} == {"cat", "dog", "eel"}
+
+
+def test_an_image_that_was_spoilt_leaves_the_gallery(retriever: Retriever, gallery: Path) -> None:
+    (gallery / "dog" / "0.png").write_text("spoilt")
+    assert retriever.update(gallery, progress=False) == (0, 1)
+    assert [name for name, _ in retriever.skipped] == [str(gallery / "dog" / "0.png")]
+    assert len(retriever) == 14
+    assert retriever.update(gallery, progress=False) == (0, 0)
 
 
 def test_open_index_follows_its_folder(make_checkpoint, gallery: Path, tmp_path, monkeypatch, capsys) -> None:

@@ -35,6 +35,7 @@ def test_parity_is_checked_and_returned(make_checkpoint: Callable, tmp_path: Pat
     (tmp_path / "run" / "README.md").write_text("the card")
     assert 0 <= export(load_trained(checkpoint), format, tmp_path / "out") <= 1e-5
     assert (tmp_path / "out" / "README.md").read_text() == "the card"
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1  # all may read all of it, or none
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["images"] == {"crop": 32, "resize": 36, "interpolation": "bilinear"}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -6,6 +6,7 @@ no file of this machine is served but those three (pictures are asked for by num
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,12 +27,13 @@ try:
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import Response
     from starlette.routing import Route
 except ImportError as missing:
     raise UsageError(f"the page needs {missing.name}: pip install -e '.[app]'.") from missing
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # as Pillow names them; also the page's list of types
+LOCAL = ("127.0.0.1", "localhost")  # names of this machine, for itself
 MAX_NEIGHBOURS = 50
 MAP_IMAGES = 2000  # of larger galleries a random part is drawn: more points hide each other
 _STATIC = {
@@ -51,7 +53,7 @@ _HEADERS = {
 def make_app(
     retrievers: Mapping[str, Retriever],
     *,
-    hosts: Sequence[str] = ("127.0.0.1", "localhost"),
+    hosts: Sequence[str] = LOCAL,
     max_upload_mb: float = 10,
     max_pixels: int = 50_000_000,
 ) -> Starlette:
@@ -97,8 +99,9 @@ async def _static(request: Request) -> Response:
     return Response(content, headers=_HEADERS, media_type=kind)
 
 
-def _json(content: Any, status: int = 200) -> JSONResponse:
-    return JSONResponse(content, status, _HEADERS)
+def _json(content: Any, status: int = 200) -> Response:
+    # Escaped: a file's name need not be UTF-8.
+    return Response(json.dumps(content, allow_nan=False), status, _HEADERS, "application/json")
 
 
 class _Page:

@@ -26,7 +26,7 @@ THUMBNAIL_QUALITY = 80
 
 
 def find_images(folder: Path | str) -> list[Path]:
-    """Every image file below a folder, in natural order; hidden files and what archive tools leave are passed over.
+    """Every image file below a folder, in natural order; hidden files, what archive tools leave and pipes are passed over.
 
     Raises UsageError when there is no such folder or no image in it.
     """
@@ -34,7 +34,8 @@ def find_images(folder: Path | str) -> list[Path]:
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder of images.")
     files = [Path(place, name).relative_to(root) for place, _, names in os.walk(root) for name in names]
-    found = sorted((f for f in files if is_image_file(f) and not is_hidden(f)), key=lambda f: natural_key(f.as_posix()))
+    images = [f for f in files if is_image_file(f) and not is_hidden(f) and not (root / f).is_fifo()]
+    found = sorted(images, key=lambda f: natural_key(f.as_posix()))
     if not found:
         raise UsageError(f"{root} holds no image file: there is nothing to search or embed in it.")
     return [root / file for file in found]

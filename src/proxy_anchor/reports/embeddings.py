@@ -14,8 +14,11 @@ def write_embeddings(file: Path, paths: Sequence[str], labels: Sequence[str | No
     """Columns path, label ("" or null for unknown) and embedding (N, D) float32, by the file's suffix .npz or .parquet.
 
     Written aside and renamed. The npz opens with allow_pickle=False; the Parquet file needs pyarrow, else UsageError.
+    Names that are not UTF-8 are written with backslashes.
     """
     aside = file.with_name(file.name + ".tmp")
+    paths = [_utf8(path) for path in paths]
+    labels = [label and _utf8(label) for label in labels]
     if file.suffix == ".parquet":
         try:
             import pyarrow
@@ -40,3 +43,7 @@ def write_embeddings(file: Path, paths: Sequence[str], labels: Sequence[str | No
                 embedding=embeddings.astype(np.float32, copy=False),
             )
     aside.replace(file)
+
+
+def _utf8(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -18,9 +18,9 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write text aside and rename it."""
+    """Write text aside and rename it. File names that are not UTF-8 are written with backslashes."""
     aside = file.with_name(file.name + ".tmp")
-    aside.write_text(text, encoding="utf-8")
+    aside.write_text(text, encoding="utf-8", errors="backslashreplace")
     aside.replace(file)
 
 

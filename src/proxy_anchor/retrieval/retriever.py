@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +203,8 @@ class Retriever:
 
     def remove(self, names: str | Path | int | Iterable[str | Path | int]) -> int:
         """Take images out of the gallery, by name or id; returns how many. UsageError for one that is not there."""
-        wanted = [names] if isinstance(names, (str, Path, int)) else list(names)
-        ids = [each if isinstance(each, int) else self.id_of(each) for each in wanted]
+        wanted = [names] if isinstance(names, (str, Path, int, np.integer)) else list(names)
+        ids = [int(each) if isinstance(each, (int, np.integer)) else self.id_of(each) for each in wanted]
         for each in ids:
             if each not in self._items:
                 raise UsageError(f"id {each} is not in the gallery.")
@@ -214,7 +214,10 @@ class Retriever:
         return len(set(ids))
 
     def update(self, folder: str | Path, *, shards: str | Path | None = None, progress: bool = True) -> tuple[int, int]:
-        """Bring the gallery in line with a folder: (added or changed, removed). Unreadable ones: see `skipped`."""
+        """Bring the gallery in line with a folder: (added or changed, removed), the latter with those unreadable by now.
+
+        Unreadable ones: see `skipped`. Classes follow the folder too: where every image is in a sub-folder by now, or no longer.
+        """
         paths, labels = _as_gallery(folder, None)
         assert labels is not None
         present = {str(path) for path in paths}
@@ -235,6 +238,13 @@ class Retriever:
                 except UsageError:
                     if len(self.skipped) < len(new):
                         raise  # otherwise: nothing new can be read, and the rest of the gallery is still there
+            spoilt = [name for name, _ in self.skipped if name in self._ids]
+            self.remove(spoilt)
+            gone += spoilt
+            for path, label in zip(paths, labels, strict=True):
+                id_ = self._ids.get(str(path))
+                if id_ is not None and self._items[id_].label != label:
+                    self._items[id_] = replace(self._items[id_], label=label)
         return len(new) - len(self.skipped), len(gone)
 
     def search(
@@ -319,7 +329,7 @@ class Retriever:
         Written aside and renamed, so that no reader sees half of one. Raises UsageError when the folder holds something
         else than an index, or the gallery is empty.
         """
-        folder = Path(folder)
+        folder = Path(folder).resolve()  # a link stays one, and what it leads to is replaced
         if not len(self):
             raise UsageError("the gallery is empty: there is no index to save.")
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
@@ -389,16 +399,24 @@ class Retriever:
             )
         if content["model"] != self.embedder.trained.fingerprint:
             raise UsageError(
-                f"{folder} was made by another model ({content['model'][:8]}, this one is "
+                f"{folder} was made by another model ({str(content['model'])[:8]}, this one is "
                 f"{self.embedder.trained.fingerprint[:8]}): use that model, or build the index again."
             )
+        try:
+            rows = [(id_, str(name), label, str(key), int(size)) for id_, name, label, key, size in content["images"]]
+            ids = np.array([row[0] for row in rows], dtype=np.int64)
+            sizes = [size for *_, size in rows]
+            threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
+            is_whole = bool((np.diff(ids, append=content["next_id"]) > 0).all())
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{file} is damaged: build the index again.") from error
+        if not is_whole:
+            raise UsageError(f"{file} is damaged: build the index again.")
         self.kind, self.thumbnail_side = content["kind"], content["thumbnail_side"]
         self._clear()
-        rows = content["images"]
-        self._index.load(folder, np.array([row[0] for row in rows], dtype=np.int64))
+        self._index.load(folder, ids)
         self._index.measured_recall = content["measured_recall"]
-        self.threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
-        sizes = [row[4] for row in rows]
+        self.threshold = threshold
         thumbnails = folder / THUMBNAILS_FILE
         if sum(sizes) != (thumbnails.stat().st_size if thumbnails.is_file() else 0):
             raise UsageError(f"{thumbnails} is damaged: build the index again.")

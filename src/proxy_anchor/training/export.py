@@ -58,6 +58,9 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
         card = trained.path.parent / CARD_FILE if trained.path.is_file() else trained.path / CARD_FILE
         if card.is_file():
             shutil.copyfile(card, aside / CARD_FILE)
+        mode = (aside / CONFIG_FILE).stat().st_mode & 0o777
+        for file in aside.iterdir():
+            file.chmod(mode)  # safetensors writes for the owner alone
         aside.chmod(0o755)
         if folder.exists():
             folder.rmdir()
