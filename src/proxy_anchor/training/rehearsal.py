@@ -7,8 +7,7 @@ choices for gradients, as all gradients of a card are computed in one thread of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
 from threading import Thread
 from typing import Any
 
@@ -17,13 +16,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from proxy_anchor.training.beside import run_beside
+
 _DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _DONE: set[tuple] = set()  # in this process: a second run finds its kernels
+_LAST: dict[torch.device, Thread] = {}  # which a run that failed may have left at work
 
 
 def rehearse_convolutions(net: nn.Module, shape: Sequence[int], device: torch.device, precision: str) -> Thread | None:
-    """Run the network's convolutions for a batch of this shape in a thread, forward and backward; None where there is nothing
-    to do: without a card, or when this process has done so.
+    """Run the network's convolutions for a batch of this shape in a thread, forward and backward, where this process has not
+    done so. None where no thread does: without a card, or without a convolution.
 
     net: only its shapes are looked at; no parameter, statistic, random number or gradient changes. shape: (B, 3, H, W).
     precision: as the trainer names it. Join the thread before kernels are recorded or timed. It says nothing if it fails:
@@ -32,20 +34,24 @@ def rehearse_convolutions(net: nn.Module, shape: Sequence[int], device: torch.de
     if device.type != "cuda":
         return None
     dtype = _DTYPES.get(precision, torch.float32)
+    before = _LAST.get(device)
     calls = [call for call in find_convolutions(net, shape) if (device, dtype, call) not in _DONE]
     if not calls:
-        return None
+        return before
     _DONE.update((device, dtype, call) for call in calls)
 
-    def rehearse() -> None:
-        with suppress(Exception), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+    def rehearse() -> Generator[None]:
+        if before is not None:
+            before.join()  # who joins this thread has joined all
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
             for gradients in (False, True):  # the first evaluation is near
                 for call in calls:
                     run_convolution(call, device, dtype, gradients=gradients)
+                    yield
             torch.cuda.current_stream().synchronize()
+            yield
 
-    thread = Thread(target=rehearse, daemon=True)
-    thread.start()
+    _LAST[device] = thread = run_beside(rehearse())
     return thread
 
 
