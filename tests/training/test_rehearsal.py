@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,6 +58,7 @@ def test_it_happens_once_in_a_process_and_says_nothing_when_it_fails(
 ) -> None:
     net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32)
     monkeypatch.setattr(rehearsal, "_DONE", set())
+    monkeypatch.setattr(rehearsal, "_LAST", {})
     assert rehearse_convolutions(net, (4, 3, 32, 32), CPU, "32") is None
     started = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: started.append(device) or (_ for _ in ()).throw(OSError))
@@ -64,8 +68,36 @@ def test_it_happens_once_in_a_process_and_says_nothing_when_it_fails(
     first.join(20)
     assert not first.is_alive()
     assert started == [card]
-    assert rehearse_convolutions(net, (4, 3, 32, 32), card, "bf16-mixed") is None
+    assert rehearse_convolutions(net, (4, 3, 32, 32), card, "bf16-mixed") is first
+    assert len(started) == 1
     other = rehearse_convolutions(net, (5, 3, 32, 32), card, "bf16-mixed")
     assert other is not None
     other.join(20)
     assert capfd.readouterr().err == ""
+
+
+def test_a_second_run_waits_for_what_the_first_left_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32)
+    monkeypatch.setattr(rehearsal, "_DONE", set())
+    monkeypatch.setattr(rehearsal, "_LAST", {})
+    may_go_on, shapes = threading.Event(), []
+
+    def run(call: tuple, *_: object, gradients: bool) -> None:
+        may_go_on.wait(20)
+        shapes.append(call[0][0])
+
+    monkeypatch.setattr(rehearsal, "run_convolution", run)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    card = torch.device("cuda", 0)
+    first = rehearse_convolutions(net, (4, 3, 32, 32), card, "32")
+    assert rehearse_convolutions(net, (4, 3, 32, 32), card, "32") is first  # of a run that failed at once
+    other = rehearse_convolutions(net, (5, 3, 32, 32), card, "32")
+    assert other is not first
+    assert first.is_alive()
+    may_go_on.set()
+    other.join(20)
+    assert not first.is_alive()
+    assert shapes == sorted(shapes)
+    assert {*shapes} == {4, 5}
