@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -154,6 +155,27 @@ def test_each_fold_starts_its_own_clock(tmp_path):
 
     cross_validate(note, compose_train("validation=folds", "validation.num_folds=2"), tmp_path)
     assert starts[0] < starts[1]
+
+
+def test_the_processes_of_one_command_share_its_clock(tmp_path, monkeypatch):
+    handed_on = {}
+    monkeypatch.setattr(entry, "run_ranks", lambda command, num_ranks, environment: handed_on.update(environment))
+    monkeypatch.setattr(entry, "read_result", lambda folder: {})
+    monkeypatch.setattr(entry, "STARTED", 123.25)  # also of a sweep's second job, whose clock is its own
+    entry.run_as_ranks(compose_train("run=x"), tmp_path, 2)
+    look = [sys.executable, "-c", "import entry; print(entry.STARTED)"]
+    done = subprocess.run(look, env={**os.environ, **handed_on}, capture_output=True, text=True, check=True)
+    assert done.stdout == "123.25\n"
+    assert entry.STARTED_AT not in os.environ
+
+
+def test_garbage_is_not_looked_for_when_python_ends():
+    look = (
+        "import atexit, gc, entry; atexit.register(lambda: print(gc.get_freeze_count() > 0)); before = gc.get_threshold();"
+        "entry.look_for_garbage_less_often(); print(gc.get_threshold() > before, gc.isenabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\nTrue\n"
 
 
 def test_validation_folds_report_the_mean(tmp_path):
