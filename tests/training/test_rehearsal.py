@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -80,11 +81,12 @@ def test_a_second_run_waits_for_what_the_first_left_at_work(monkeypatch: pytest.
     net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32)
     monkeypatch.setattr(rehearsal, "_DONE", set())
     monkeypatch.setattr(rehearsal, "_LAST", {})
-    may_go_on, shapes = threading.Event(), []
+    may_go_on, runs = threading.Event(), []
 
-    def run(call: tuple, *_: object, gradients: bool) -> None:
+    def run(call: tuple, device: torch.device, dtype: torch.dtype, *, gradients: bool) -> None:
         may_go_on.wait(20)
-        shapes.append(call[0][0])
+        time.sleep(0.002)  # others could come between
+        runs.append((call[0][0], device, dtype, gradients))
 
     monkeypatch.setattr(rehearsal, "run_convolution", run)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -93,11 +95,14 @@ def test_a_second_run_waits_for_what_the_first_left_at_work(monkeypatch: pytest.
     card = torch.device("cuda", 0)
     first = rehearse_convolutions(net, (4, 3, 32, 32), card, "32")
     assert rehearse_convolutions(net, (4, 3, 32, 32), card, "32") is first  # of a run that failed at once
-    other = rehearse_convolutions(net, (5, 3, 32, 32), card, "32")
+    other = rehearse_convolutions(net, (5, 3, 32, 32), card, "16-mixed")
     assert other is not first
     assert first.is_alive()
     may_go_on.set()
     other.join(20)
     assert not first.is_alive()
-    assert shapes == sorted(shapes)
-    assert {*shapes} == {4, 5}
+    kinds = [(4, card, torch.float32), (5, card, torch.float16)]
+    expected = [(*kind, gradients) for kind in kinds for gradients in (False, True)]
+    assert list(dict.fromkeys(runs)) == expected  # all evaluate before any trains
+    assert runs == sorted(runs, key=expected.index)
+    assert len(runs) == 4 * len(find_convolutions(net, (4, 3, 32, 32)))
