@@ -24,10 +24,8 @@ def run_beside(work: Generator[None]) -> Thread:
     """
 
     def run() -> None:
-        with (
-            suppress(Exception),
-            closing(work),
-        ):  # torch has kinds of its own; a trace on stderr would look like the run's
+        # Exceptions of torch's own are meant too; a trace on stderr would look like the run's.
+        with suppress(Exception), closing(work):
             for _ in work:
                 if _ENDING.is_set():
                     return
