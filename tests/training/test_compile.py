@@ -66,7 +66,7 @@ def test_drop_path_passes_the_check_and_only_it_changes_the_compilers_random_num
         )
         learner.compiled, trainer.datamodule = CompiledNet(learner.net), make_data()
         learner.train()
-        assert GIVEN == {"fallback_random": drop_path > 0, **compiler_options()}
+        assert {"fallback_random": drop_path > 0, **compiler_options()} == GIVEN
         assert module.check_compiled(trainer, learner) > 0.999
 
 
