@@ -52,8 +52,8 @@ from proxy_anchor.training.processes import (
 )
 from settings import holds_another
 
-STARTED_AT = "PROXY_ANCHOR_STARTED"  # when the command did of which this process is a part
-# The command, but for the interpreter and the imports above.
+STARTED_AT = "PROXY_ANCHOR_STARTED"  # hands it on to the processes of one command, which share a monotonic clock
+# When the command began, but for the interpreter and the imports above.
 STARTED = float(os.environ.get(STARTED_AT, time.monotonic()))
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
 JOB_FILE, JOB_FOLDER = "PROXY_ANCHOR_JOB_FILE", "PROXY_ANCHOR_JOB_FOLDER"  # what `run_as_ranks` hands on

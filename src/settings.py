@@ -159,7 +159,7 @@ def wake_card(cfg: DictConfig) -> Thread | None:
         return None
     woken = wake_card(device)
     # Other kernels are chosen with these.
-    if not cfg.get("compile") or cfg.deterministic or cfg.trainer.benchmark:
+    if not cfg.get("compile") or cfg.trainer.get("deterministic") or cfg.trainer.get("benchmark"):
         return woken
     with suppress(Exception):  # what cannot be understood is refused later, in words
         import torch
@@ -242,9 +242,9 @@ def strategy(cfg: DictConfig) -> Any:
     """The trainer's strategy: its name, or this package's form of ddp."""
     from proxy_anchor.training.one_stream import OneStreamDDP
 
-    several = one_of_several() and (cfg.trainer.devices != 1 or cfg.trainer.num_nodes != 1)
-    is_ddp = cfg.trainer.strategy == "ddp" or (cfg.trainer.strategy == "auto" and several)
-    return OneStreamDDP() if is_ddp else cfg.trainer.strategy
+    given = cfg.trainer.get("strategy", "auto")
+    several = one_of_several() and (cfg.trainer.devices != 1 or cfg.trainer.get("num_nodes", 1) != 1)
+    return OneStreamDDP() if given == "ddp" or (given == "auto" and several) else given
 
 
 def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,6 +156,18 @@ def test_each_fold_starts_its_own_clock(tmp_path):
 
     cross_validate(note, compose_train("validation=folds", "validation.num_folds=2"), tmp_path)
     assert starts[0] < starts[1]
+
+
+def test_the_processes_of_one_command_share_its_clock(tmp_path, monkeypatch):
+    handed_on = {}
+    monkeypatch.setattr(entry, "run_ranks", lambda command, num_ranks, environment: handed_on.update(environment))
+    monkeypatch.setattr(entry, "read_result", lambda folder: {})
+    monkeypatch.setattr(entry, "STARTED", 123.25)  # also of a sweep's second job, whose clock is its own
+    entry.run_as_ranks(compose_train("run=x"), tmp_path, 2)
+    look = [sys.executable, "-c", "import entry; print(entry.STARTED)"]
+    done = subprocess.run(look, env={**os.environ, **handed_on}, capture_output=True, text=True, check=True)
+    assert done.stdout == "123.25\n"
+    assert entry.STARTED_AT not in os.environ
 
 
 def test_validation_folds_report_the_mean(tmp_path):
@@ -378,6 +392,8 @@ def test_training_and_evaluation_agree_on_what_is_compiled_and_training_wakes_it
     counts, woken = [], []
 
     class Recording:
+        evaluates = False
+
         def __init__(self, net, *, num_evaluated):
             self.net = net
             counts.append(num_evaluated)
@@ -387,10 +403,13 @@ def test_training_and_evaluation_agree_on_what_is_compiled_and_training_wakes_it
 
     monkeypatch.setattr("proxy_anchor.training.module.CompiledNet", Recording)
     monkeypatch.setattr("proxy_anchor.training.wake.card_of_this_process", lambda *given: woken.append(given))
+    wake, joined = settings.wake_card, []
+    monkeypatch.setattr(settings, "wake_card", lambda cfg: wake(cfg) or SimpleNamespace(join=lambda: joined.append(1)))
     arguments = [*TINY_GLYPHS, f"dataset.root={tmp_path}/data", "compile=true", "trainer.max_epochs=4", "logger=csv"]
     cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2", "trainer.accelerator=cpu")
     result = train(cfg, tmp_path / "run")
     assert woken == [("cpu", 1)]
+    assert joined  # before gradients are compared
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         evaluate(compose("evaluate", [f"checkpoint={tmp_path}/run/last.ckpt"]))
     assert counts == [2 * result["num_eval_images"]] * 2

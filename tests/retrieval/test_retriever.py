@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -115,9 +117,29 @@ def test_the_decoder_is_closed_after_the_last_batch_and_when_given_up(
     assert len(closed) == 2
 
 
-def test_decoding_on_a_card_needs_one(make_checkpoint: Callable) -> None:
+def test_decoding_on_a_card_needs_one(make_checkpoint: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     with pytest.raises(UsageError, match=r"embed\.decode=gpu decodes on a graphics card"):
         Embedder(load_trained(make_checkpoint()), device="cpu", decode="gpu")
+
+
+def test_only_the_cards_decoder_asks_for_more_streams_and_before_the_card_is_used(
+    make_checkpoint: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, found = "CUDA_DEVICE_MAX_CONNECTIONS", []
+
+    def choose(device: object) -> torch.device:
+        found.append(os.environ.get(name))
+        return torch.device("cpu")
+
+    monkeypatch.setattr("proxy_anchor.retrieval.embedder.choose_device", choose)
+    trained = load_trained(make_checkpoint())
+    for given, decode in ((None, "cpu"), (None, "gpu"), ("8", "gpu")):
+        monkeypatch.setenv(name, "remembered by monkeypatch, which restores it")
+        monkeypatch.delenv(name) if given is None else monkeypatch.setenv(name, given)
+        with suppress(UsageError):
+            Embedder(trained, decode=decode)
+    assert found == [None, "32", "8"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from proxy_anchor.errors import UsageError
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import compile as module
-from proxy_anchor.training.compile import CompiledNet, compare
+from proxy_anchor.training.compile import CompiledNet, compare, compiler_options
 from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.startup import Startup
 
@@ -27,6 +28,7 @@ def _without_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     compile = torch.compile
 
     def traced(forward: Callable, *, options: dict, dynamic: bool) -> Callable:
+        GIVEN.clear()
         GIVEN.update(options)
         return compile(forward, backend="aot_eager", dynamic=dynamic)
 
@@ -64,7 +66,7 @@ def test_drop_path_passes_the_check_and_only_it_changes_the_compilers_random_num
         )
         learner.compiled, trainer.datamodule = CompiledNet(learner.net), make_data()
         learner.train()
-        assert GIVEN["fallback_random"] == (drop_path > 0)
+        assert {"fallback_random": drop_path > 0, **compiler_options()} == GIVEN
         assert module.check_compiled(trainer, learner) > 0.999
 
 
@@ -97,6 +99,97 @@ def test_a_short_batch_is_not_compiled_again(make_learner: Callable) -> None:
     assert part.shape == (2, 8)
     torch.testing.assert_close(part, whole[:2])
     torch.testing.assert_close(whole, net(images).detach())
+
+
+def test_a_short_batch_is_filled_up_where_the_network_itself_evaluates_and_gives_the_same(
+    make_learner: Callable,
+) -> None:
+    net, images = make_learner().net.eval(), torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    seen = []
+    net.register_forward_hook(lambda module, given, out: seen.append(len(given[0])))
+    compiled = CompiledNet(net, num_evaluated=1)
+    with torch.no_grad():
+        whole, part, last = compiled(images), compiled(images[:2]), compiled(images[4:])
+        torch.testing.assert_close(whole, net(images))
+    assert seen == [5, 5, 5, 5]
+    torch.testing.assert_close(part, whole[:2], rtol=0, atol=0)
+    torch.testing.assert_close(last, whole[4:], rtol=0, atol=0)
+
+
+def test_only_options_that_this_torch_knows_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    assert {"triton.cudagraphs", "deterministic"} <= {*compiler_options()}
+    assert {*compiler_options(), "fallback_random"} <= {*config.get_config_copy()}
+    older = SimpleNamespace(get_config_copy=lambda: {"triton.cudagraphs": False})
+    monkeypatch.setattr(torch._inductor, "config", older)
+    assert compiler_options() == {"triton.cudagraphs": torch.cuda.is_available()}
+
+
+def test_only_a_run_that_trains_has_the_compiler_get_ready(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    for place in ("proxy_anchor.training.compile.prepare_compiler", "proxy_anchor.training.startup.prepare_compiler"):
+        monkeypatch.setattr(place, lambda: calls.append(1))
+    learner = make_learner()
+    make_trainer(callbacks=[Startup(0.0)]).validate(learner, make_data(), verbose=False)
+    learner.compiled = CompiledNet(learner.net, num_evaluated=1)
+    make_trainer().validate(learner, make_data(), verbose=False)  # as evaluate.py does
+    assert calls == []
+    make_trainer(callbacks=[Startup(0.0)]).validate(learner, make_data(), verbose=False)
+    assert calls == [1]
+
+
+def test_a_compiler_that_cannot_get_ready_early_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    asked = []
+
+    def fail() -> None:
+        asked.append(1)
+        raise RuntimeError("no processes here")
+
+    monkeypatch.setattr(AsyncCompile, "use_process_pool", fail)
+    for available in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        module.prepare_compiler.__wrapped__()
+        assert asked == [1] * available
+    assert capfd.readouterr().err == ""
+
+
+class Joined:
+    """Stands for the rehearsal's thread, and notes when it was waited for."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def join(self) -> None:
+        self.events.append("joined")
+
+
+def test_the_rehearsal_ends_before_kernels_are_recorded(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    learner, gradient = make_learner(), module._gradient
+    monkeypatch.setattr(module, "_gradient", lambda *given: events.append("gradient") or gradient(*given))
+    # Few images: the network itself evaluates, beside the rehearsal.
+    learner.compiled = CompiledNet(learner.net, num_evaluated=1)
+    trainer = make_trainer(max_epochs=1, callbacks=[Startup(0.0, Joined(events))])
+    trainer.validate(learner, make_data(), verbose=False)
+    assert events == []
+    learner.net.register_forward_hook(lambda net, given, out: events.append("plain") if net.training else None)
+    trainer.fit(learner, make_data())
+    # Compiling takes long, and comes before the wait.
+    assert events[:5] == ["joined", "gradient", "plain", "joined", "gradient"]
+    # Many: the evaluation is compiled.
+    learner.compiled = CompiledNet(learner.net)
+    events.clear()
+    make_trainer(callbacks=[Startup(0.0, Joined(events))]).validate(learner, make_data(), verbose=False)
+    assert events == ["joined"]
 
 
 def test_few_images_are_evaluated_by_the_network_itself_and_many_compiled(make_learner: Callable) -> None:

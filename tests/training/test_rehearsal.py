@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,7 +43,8 @@ def test_what_is_rehearsed_is_what_training_runs() -> None:
     calls = find_convolutions(net, (4, 3, 32, 32))
     with Seen() as rehearsed:
         for call in calls:
-            run_convolution(call, CPU, torch.bfloat16)
+            run_convolution(call, CPU, torch.bfloat16, gradients=False)
+            run_convolution(call, CPU, torch.bfloat16, gradients=True)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     assert torch.equal(torch.get_rng_state(), state)
@@ -54,6 +59,7 @@ def test_it_happens_once_in_a_process_and_says_nothing_when_it_fails(
 ) -> None:
     net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32)
     monkeypatch.setattr(rehearsal, "_DONE", set())
+    monkeypatch.setattr(rehearsal, "_LAST", {})
     assert rehearse_convolutions(net, (4, 3, 32, 32), CPU, "32") is None
     started = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: started.append(device) or (_ for _ in ()).throw(OSError))
@@ -62,9 +68,41 @@ def test_it_happens_once_in_a_process_and_says_nothing_when_it_fails(
     assert first is not None
     first.join(20)
     assert not first.is_alive()
-    assert started == [card, card]
-    assert rehearse_convolutions(net, (4, 3, 32, 32), card, "bf16-mixed") is None
+    assert started == [card]
+    assert rehearse_convolutions(net, (4, 3, 32, 32), card, "bf16-mixed") is first
+    assert len(started) == 1
     other = rehearse_convolutions(net, (5, 3, 32, 32), card, "bf16-mixed")
     assert other is not None
     other.join(20)
     assert capfd.readouterr().err == ""
+
+
+def test_a_second_run_waits_for_what_the_first_left_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32)
+    monkeypatch.setattr(rehearsal, "_DONE", set())
+    monkeypatch.setattr(rehearsal, "_LAST", {})
+    may_go_on, runs = threading.Event(), []
+
+    def run(call: tuple, device: torch.device, dtype: torch.dtype, *, gradients: bool) -> None:
+        may_go_on.wait(20)
+        time.sleep(0.002)  # others could come between
+        runs.append((call[0][0], device, dtype, gradients))
+
+    monkeypatch.setattr(rehearsal, "run_convolution", run)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    card = torch.device("cuda", 0)
+    first = rehearse_convolutions(net, (4, 3, 32, 32), card, "32")
+    assert rehearse_convolutions(net, (4, 3, 32, 32), card, "32") is first  # of a run that failed at once
+    other = rehearse_convolutions(net, (5, 3, 32, 32), card, "16-mixed")
+    assert other is not first
+    assert first.is_alive()
+    may_go_on.set()
+    other.join(20)
+    assert not first.is_alive()
+    kinds = [(4, card, torch.float32), (5, card, torch.float16)]
+    expected = [(*kind, gradients) for kind in kinds for gradients in (False, True)]
+    assert list(dict.fromkeys(runs)) == expected  # all evaluate before any trains
+    assert runs == sorted(runs, key=expected.index)
+    assert len(runs) == 4 * len(find_convolutions(net, (4, 3, 32, 32)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,13 @@ class CompiledNet:
         self._forward = torch.compile(
             net.forward, dynamic=False, options={"fallback_random": draws, **compiler_options()}
         )
-        prepare_compiler()
         self._longest = {True: 0, False: 0}  # with and without gradients
         self._net = net if num_evaluated is not None and num_evaluated < MANY_IMAGES else None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it is compiled without gradients too."""
+        return self._net is None
 
     def __call__(self, images: Tensor) -> Tensor:
         """As the network's own forward."""
@@ -68,16 +73,18 @@ def compiler_options() -> dict[str, bool]:
     wanted = {
         # A step of hundreds of small kernels is launched more slowly than the card computes it; as a graph it is not.
         "triton.cudagraphs": torch.cuda.is_available(),
-        # Kernels are chosen by rule: measuring them takes seconds, chooses differently each time, and wins nothing here.
+        # Most kernels are chosen by rule: measuring them takes seconds, chooses differently each time, and wins nothing here.
         "deterministic": True,
         # Another search for loops that could be one: seconds more, and no faster network.
         "loop_ordering_after_fusion": False,
     }
-    return {name: value for name, value in wanted.items() if name in config.get_config_copy()}  # they change with torch
+    known = config.get_config_copy()  # they change with torch
+    return {name: value for name, value in wanted.items() if name in known}
 
 
+@cache
 def prepare_compiler() -> None:
-    """Have what the compiler of a card's kernels needs made in the background, while images are read and evaluated.
+    """Have what the compiler of a card's kernels needs made in the background, once, while images are read and evaluated.
 
     That is its processes: as long as they are not there, it compiles kernels one after another in this one. And the keys of its
     caches, for which it reads all of torch and of Triton. It makes both itself where this did not, or could not.

@@ -7,8 +7,7 @@ for gradients, as torch computes all gradients of a card in one thread. Those fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
 from threading import Thread
 from typing import Any
 
@@ -17,13 +16,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from proxy_anchor.training.beside import run_beside
+
 _DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _DONE: set[tuple] = set()  # in this process: a second run finds its kernels
+_LAST: dict[torch.device, Thread] = {}  # which a run that failed may have left at work
 
 
 def rehearse_convolutions(net: nn.Module, shape: Sequence[int], device: torch.device, precision: str) -> Thread | None:
-    """Run the network's convolutions for a batch of this shape in a thread, forward and backward; None where there is nothing
-    to do: without a card, or when this process has done so.
+    """Run the network's convolutions for a batch of this shape in a thread, forward and backward, where this process has not
+    done so. None where no thread does: without a card, or without a convolution.
 
     net: only its shapes are looked at; no parameter, statistic, random number or gradient changes. shape: (B, 3, H, W).
     precision: as the trainer names it. Join the thread before kernels are recorded or timed. It says nothing if it fails:
@@ -32,26 +34,25 @@ def rehearse_convolutions(net: nn.Module, shape: Sequence[int], device: torch.de
     if device.type != "cuda":
         return None
     dtype = _DTYPES.get(precision, torch.float32)
+    before = _LAST.get(device)
     calls = [call for call in find_convolutions(net, shape) if (device, dtype, call) not in _DONE]
     if not calls:
-        return None
+        return before
     _DONE.update((device, dtype, call) for call in calls)
 
-    def rehearse(share: Sequence[tuple]) -> None:
-        with suppress(Exception), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-            for call in share:
-                run_convolution(call, device, dtype)
+    def rehearse() -> Generator[None]:
+        if before is not None:
+            before.join()  # who joins this thread has joined all
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+            for gradients in (False, True):  # the first evaluation is near
+                for call in calls:
+                    run_convolution(call, device, dtype, gradients=gradients)
+                    yield
             torch.cuda.current_stream().synchronize()
+            torch.cuda.empty_cache()  # what this stream held, no other could use
+            yield
 
-    def rehearse_all() -> None:
-        # While one waits for its gradients, for which there is one thread, the other prepares the next forward.
-        other = Thread(target=rehearse, args=[calls[1::2]], daemon=True)
-        other.start()
-        rehearse(calls[::2])
-        other.join()
-
-    thread = Thread(target=rehearse_all, daemon=True)
-    thread.start()
+    _LAST[device] = thread = run_beside(rehearse())
     return thread
 
 
@@ -69,13 +70,14 @@ def find_convolutions(net: nn.Module, shape: Sequence[int]) -> list[tuple]:
     return list(seen.calls)
 
 
-def run_convolution(call: tuple, device: torch.device, dtype: torch.dtype) -> None:
-    """One of `find_convolutions` on values that mean nothing, in channels-last order, and the gradients of input and weight."""
-    given, weight = (_blank(each, device, dtype).requires_grad_() for each in call[:2])
+def run_convolution(call: tuple, device: torch.device, dtype: torch.dtype, *, gradients: bool) -> None:
+    """One of `find_convolutions` on values that mean nothing, in channels-last order; with the gradients of input and weight."""
+    given, weight = (_blank(each, device, dtype).requires_grad_(gradients) for each in call[:2])
     out = torch.ops.aten.convolution(given, weight, None, *call[2:])
-    # Images have no gradient, and the kernel for it would be one more to choose.
-    wanted = [weight] if given.shape[1] == 3 else [given, weight]
-    torch.autograd.grad(out, wanted, torch.ones_like(out))
+    if gradients:
+        # Images have none, and the kernel for it would be one more to choose.
+        wanted = [weight] if given.shape[1] == 3 else [given, weight]
+        torch.autograd.grad(out, wanted, torch.ones_like(out))
 
 
 def _blank(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:

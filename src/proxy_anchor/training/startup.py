@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
 
-from proxy_anchor.training.compile import check_compiled
+from proxy_anchor.training.compile import check_compiled, prepare_compiler
 
 if TYPE_CHECKING:
     from proxy_anchor.training.module import MetricLearner
@@ -26,6 +26,16 @@ class Startup(pl.Callback):
     def __init__(self, started: float, rehearsal: Thread | None = None) -> None:
         self.started, self._rehearsal = started, rehearsal
         self.seconds = {"total": 0.0, "compilation": 0.0}  # stays so where no step was left to take
+
+    def setup(self, trainer: pl.Trainer, pl_module: MetricLearner, stage: str) -> None:  # type: ignore[override]
+        """Have the compiler get ready: not when the network is made, as evaluate.py makes one that it seldom compiles."""
+        if pl_module.compiled is not None:
+            prepare_compiler()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
+        """Wait for the rehearsal where an evaluation is compiled, and so recorded, before the first step."""
+        if self._rehearsal is not None and pl_module.compiled is not None and pl_module.compiled.evaluates:
+            self._rehearsal.join()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
         """Compile and compare; stop the clock."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Generator
 from threading import Thread
 
 import torch
+
+from proxy_anchor.training.beside import run_beside
 
 
 def card_of_this_process(accelerator: str, devices: object) -> torch.device | None:
@@ -25,13 +27,12 @@ def wake_card(device: torch.device) -> Thread:
     Says nothing of a card that does not answer: training will. Draws no random number.
     """
 
-    def wake() -> None:
-        with suppress(Exception):  # torch has kinds of its own; a trace on stderr would look like the run's
-            images = torch.zeros(8, 8, 16, 16, dtype=torch.bfloat16, device=device)
-            weight = torch.zeros(8, 8, 3, 3, dtype=torch.bfloat16, device=device)
-            torch.nn.functional.conv2d(images.contiguous(memory_format=torch.channels_last), weight, padding=1)
-            torch.cuda.synchronize(device)
+    def wake() -> Generator[None]:
+        images = torch.zeros(8, 8, 16, 16, dtype=torch.bfloat16, device=device)
+        yield
+        weight = torch.zeros(8, 8, 3, 3, dtype=torch.bfloat16, device=device)
+        torch.nn.functional.conv2d(images.contiguous(memory_format=torch.channels_last), weight, padding=1)
+        torch.cuda.synchronize(device)
+        yield
 
-    thread = Thread(target=wake)
-    thread.start()
-    return thread
+    return run_beside(wake())

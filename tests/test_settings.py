@@ -1,0 +1,99 @@
+"""From the config to the card that is started early and to the strategy of several."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cli import compose_train
+from omegaconf import open_dict
+
+import settings
+from proxy_anchor.training.one_stream import OneStreamDDP
+
+COMPILED = ("backbone=test_efficientnet", "backbone.pretrained=false", "compile=true", "data.batch_size=8")
+
+
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What is rehearsed on a card that is not there: (network's side, shape, device, precision)."""
+    calls: list[tuple] = []
+    for name in ("LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("proxy_anchor.training.wake.wake_card", lambda device: "woken")
+    monkeypatch.setattr(
+        "proxy_anchor.training.rehearsal.rehearse_convolutions",
+        lambda net, *given: calls.append((net.config["image_size"], *given)) or "rehearsed",
+    )
+    return calls
+
+
+def test_what_is_rehearsed_is_this_processs_part_of_a_batch(
+    rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = compose_train(*COMPILED, "trainer.precision=bf16-mixed", "dataset.images.crop=64")
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    assert settings.wake_card(cfg) == "rehearsed"
+    assert torch.equal(torch.get_rng_state(), state)
+    assert rehearsed == [(64, (8, 3, 64, 64), torch.device("cuda", 0), "bf16-mixed")]
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    cfg.trainer.devices = 2
+    assert settings.wake_card(cfg) == "rehearsed"
+    assert rehearsed[1] == (64, (4, 3, 64, 64), torch.device("cuda", 1), "bf16-mixed")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["compile=false"],
+        ["deterministic=true"],
+        ["trainer.deterministic=warn"],
+        ["trainer.benchmark=true"],
+        ["backbone.name=resnot50"],
+        ["data.batch_size=null"],
+        ["data.batch_size=many"],
+        ["dataset.images.crop=0"],
+        ["embedding_dim=-1"],
+    ],
+    ids=" ".join,
+)
+def test_other_kernels_and_what_is_refused_later_are_not_rehearsed(
+    rehearsed: list[tuple], overrides: list[str]
+) -> None:
+    assert settings.wake_card(compose_train(*COMPILED, *overrides)) == "woken"
+    assert rehearsed == []
+
+
+def test_keys_of_the_trainer_may_be_left_out(rehearsed: list[tuple]) -> None:
+    cfg = compose_train(*COMPILED, "~trainer.benchmark", "~trainer.strategy", "~trainer.num_nodes")
+    assert settings.wake_card(cfg) == "rehearsed"
+    assert settings.strategy(cfg) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "ours"),
+    [
+        ({}, {}, False),
+        ({}, {"devices": 2}, False),  # this process starts the others
+        ({"LOCAL_RANK": "0"}, {"devices": 2}, True),
+        ({"LOCAL_RANK": "0"}, {"num_nodes": 2}, True),
+        ({"LOCAL_RANK": "0"}, {}, False),  # torchrun, with one process
+        ({"SLURM_STEP_NUM_TASKS": "2"}, {"devices": 2}, True),
+        ({}, {"strategy": "ddp"}, True),
+        ({"LOCAL_RANK": "0"}, {"devices": 2, "strategy": "ddp_find_unused_parameters_true"}, False),
+    ],
+)
+def test_several_processes_train_with_this_packages_form_of_ddp(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], given: dict[str, object], ours: bool
+) -> None:
+    for name in ("LOCAL_RANK", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    cfg = compose_train()
+    with open_dict(cfg):
+        cfg.trainer.update(given)
+    found = settings.strategy(cfg)
+    assert type(found) is OneStreamDDP if ours else found == cfg.trainer.strategy
