@@ -10,6 +10,11 @@ from pictures import write_noise_images
 from proxy_anchor.models.embedding_net import EmbeddingNet
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that run whole commands stand in tests/ itself and take longest: first, or one process would run the last alone."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
 @pytest.fixture(autouse=True)
 def _seeded_single_thread() -> None:
     torch.set_num_threads(1)
