@@ -74,7 +74,8 @@ def compiler_options() -> dict[str, bool]:
         # A step of hundreds of small kernels is launched more slowly than the card computes it; as a graph it is not.
         "triton.cudagraphs": torch.cuda.is_available(),
         # Most kernels are chosen by rule: measuring them takes seconds, chooses differently each time, and wins nothing here.
-        "deterministic": True,
+        # Who has torch measure all (TORCHINDUCTOR_MAX_AUTOTUNE=1) gets that; both at once is an error of torch's.
+        "deterministic": not config.max_autotune,
         # Another search for loops that could be one: seconds more, and no faster network.
         "loop_ordering_after_fusion": False,
     }
