@@ -198,7 +198,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         warnings.filterwarnings("ignore")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file's name need not be UTF-8
+            # A file's name need not be UTF-8; and who reads a log or a pipe sees each line as it is printed.
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
     failures: list[BaseException] = []
     composed = JOB_FILE in os.environ
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,8 @@ def start(*arguments: str, cwd: Path, launcher: list[str] | None = None) -> subp
     return subprocess.Popen(
         [*(launcher or [sys.executable]), str(program), *arguments],
         cwd=cwd,
+        # Without it a command itself has to see that its lines are read while it runs.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
