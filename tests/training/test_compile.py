@@ -121,10 +121,10 @@ def test_only_options_that_this_torch_knows_are_given(monkeypatch: pytest.Monkey
 
     assert {"triton.cudagraphs", "deterministic"} <= {*compiler_options()}
     assert compiler_options()["deterministic"]
-    monkeypatch.setattr(config, "max_autotune", True)
-    assert not compiler_options()["deterministic"]
+    with config.patch(max_autotune=True):
+        assert not compiler_options()["deterministic"]
     assert {*compiler_options(), "fallback_random"} <= {*config.get_config_copy()}
-    older = SimpleNamespace(max_autotune=False, get_config_copy=lambda: {"triton.cudagraphs": False})
+    older = SimpleNamespace(get_config_copy=lambda: {"triton.cudagraphs": False})
     monkeypatch.setattr(torch._inductor, "config", older)
     assert compiler_options() == {"triton.cudagraphs": torch.cuda.is_available()}
 

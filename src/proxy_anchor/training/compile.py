@@ -70,16 +70,16 @@ def compiler_options() -> dict[str, bool]:
     """How the network is compiled, as `torch._inductor.config` names it; see docs/speed.md for what was measured."""
     from torch._inductor import config  # a second of imports, which torch.compile makes anyway
 
+    known = config.get_config_copy()  # options change with torch
     wanted = {
         # A step of hundreds of small kernels is launched more slowly than the card computes it; as a graph it is not.
         "triton.cudagraphs": torch.cuda.is_available(),
         # Most kernels are chosen by rule: measuring them takes seconds, chooses differently each time, and wins nothing here.
         # Who has torch measure all (TORCHINDUCTOR_MAX_AUTOTUNE=1) gets that; both at once is an error of torch's.
-        "deterministic": not config.max_autotune,
+        "deterministic": not known.get("max_autotune"),
         # Another search for loops that could be one: seconds more, and no faster network.
         "loop_ordering_after_fusion": False,
     }
-    known = config.get_config_copy()  # they change with torch
     return {name: value for name, value in wanted.items() if name in known}
 
 
