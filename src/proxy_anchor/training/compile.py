@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import suppress
 from functools import cache
 from threading import Thread
@@ -13,6 +14,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.beside import run_beside
 from proxy_anchor.training.gather import gather_batch
 
 if TYPE_CHECKING:
@@ -93,18 +95,19 @@ def prepare_compiler() -> None:
     if not torch.cuda.is_available():
         return
 
-    def make_keys() -> None:
-        with suppress(Exception):  # none of this is torch's public interface
-            torch_key()
-            triton_key()
+    def make_keys() -> Generator[None]:
+        torch_key()
+        yield
+        triton_key()
+        yield
 
-    with suppress(Exception):
+    with suppress(Exception):  # none of this is torch's public interface
         from torch._inductor.async_compile import AsyncCompile
         from torch._inductor.codecache import torch_key
         from torch._inductor.runtime.triton_compat import triton_key
 
         AsyncCompile.use_process_pool()  # starts them, and does not wait
-        Thread(target=make_keys, daemon=True).start()
+        run_beside(make_keys())
 
 
 def check_compiled(trainer: pl.Trainer, learner: MetricLearner, rehearsal: Thread | None = None) -> float:

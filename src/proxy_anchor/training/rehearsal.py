@@ -1,8 +1,8 @@
 """Convolutions run once, with nothing in them, while images are read and evaluated: on a card the first of each shape takes
 long, because cuDNN chooses and loads its kernels, and Python's lock is free meanwhile.
 
-Depthwise ones take longest, more than half a second each for their gradients. What is kept: the kernels that were loaded; and the choices
-for gradients, as torch computes all gradients of a card in one thread. Those for forward are kept for each thread, and so made again.
+The gradients of depthwise ones take longest. What is kept: the kernels that were loaded; and the choices for gradients, as torch computes
+all gradients of a card in one thread. Those for forward are kept for each thread, and so made again.
 """
 
 from __future__ import annotations
