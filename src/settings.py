@@ -149,29 +149,37 @@ def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
 
 
 def wake_card(cfg: DictConfig) -> Thread | None:
-    """Start the run's card beside what comes before the first step, and for a network that will be compiled have its
-    convolutions run there once. The thread that does so.
+    """Start the run's card beside what comes before the first step, and for a network that will be compiled rehearse what it does
+    there. The thread that still does so.
     """
-    from proxy_anchor.training.wake import card_of_this_process, wake_card
+    from proxy_anchor.training.wake import card_of_this_process, import_beside, wake_card
 
     device = card_of_this_process(cfg.trainer.accelerator, cfg.trainer.devices)
     if device is None:
         return None
-    woken = wake_card(device)
+    thread: Thread | None = wake_card(device)
     # Other kernels are chosen with these.
     if not cfg.get("compile") or cfg.trainer.get("deterministic") or cfg.trainer.get("benchmark"):
-        return woken
+        return thread
     with suppress(Exception):  # what cannot be understood is refused later, in words
         import torch
 
         from proxy_anchor.models.embedding_net import EmbeddingNet
-        from proxy_anchor.training.rehearsal import rehearse_convolutions
+        from proxy_anchor.training.rehearsal import rehearse_evaluation, rehearse_gradients
 
-        side, images = cfg.dataset.images.crop, cfg.data.batch_size // int(os.environ.get("WORLD_SIZE", 1))
+        side, precision = cfg.dataset.images.crop, str(cfg.trainer.precision)
+        trained = cfg.data.batch_size // int(os.environ.get("WORLD_SIZE", 1))
+        shapes = {"image_size": side, "pooling": cfg.backbone.pooling}
         with torch.device("meta"):
-            net = EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, image_size=side, pretrained=False)
-        return rehearse_convolutions(net, (images, 3, side, side), device, str(cfg.trainer.precision))
-    return woken
+            net = EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, pretrained=False, **shapes)
+        thread = rehearse_gradients(net, (trained, 3, side, side), device, precision)
+        importing = import_beside()
+        try:
+            for images in dict.fromkeys((cfg.data.eval_batch_size or cfg.data.batch_size, trained)):
+                rehearse_evaluation(net, (images, 3, side, side), device, precision)
+        finally:
+            importing.join()
+    return thread
 
 
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 import torch
 from cli import compose_train
@@ -15,16 +18,20 @@ COMPILED = ("backbone=test_efficientnet", "backbone.pretrained=false", "compile=
 
 @pytest.fixture
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """What is rehearsed on a card that is not there: (network's side, shape, device, precision)."""
+    """What is rehearsed on a card that is not there, and done beside it: (what, network's side, shape, device, precision)."""
     calls: list[tuple] = []
+
+    def note(what: str) -> Callable[..., str]:
+        return lambda net, *given: calls.append((what, net.config["image_size"], *given)) or "rehearsed"  # type: ignore[func-returns-value]
+
+    importing = SimpleNamespace(join=lambda: calls.append(("imported",)))
     for name in ("LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("proxy_anchor.training.wake.wake_card", lambda device: "woken")
-    monkeypatch.setattr(
-        "proxy_anchor.training.rehearsal.rehearse_convolutions",
-        lambda net, *given: calls.append((net.config["image_size"], *given)) or "rehearsed",
-    )
+    monkeypatch.setattr("proxy_anchor.training.wake.import_beside", lambda: importing)
+    monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_gradients", note("gradients"))
+    monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_evaluation", note("evaluation"))
     return calls
 
 
@@ -36,12 +43,30 @@ def test_what_is_rehearsed_is_this_processs_part_of_a_batch(
     state = torch.get_rng_state()
     assert settings.wake_card(cfg) == "rehearsed"
     assert torch.equal(torch.get_rng_state(), state)
-    assert rehearsed == [(64, (8, 3, 64, 64), torch.device("cuda", 0), "bf16-mixed")]
+    run = (64, (8, 3, 64, 64), torch.device("cuda", 0), "bf16-mixed")
+    assert rehearsed == [("gradients", *run), ("evaluation", *run), ("imported",)]
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     cfg.trainer.devices = 2
+    rehearsed.clear()
     assert settings.wake_card(cfg) == "rehearsed"
-    assert rehearsed[1] == (64, (4, 3, 64, 64), torch.device("cuda", 1), "bf16-mixed")
+    half = (64, (4, 3, 64, 64), torch.device("cuda", 1), "bf16-mixed")
+    # Evaluation divides the images, not its batches.
+    whole = (64, (8, 3, 64, 64), torch.device("cuda", 1), "bf16-mixed")
+    assert rehearsed == [("gradients", *half), ("evaluation", *whole), ("evaluation", *half), ("imported",)]
+    cfg.data.eval_batch_size = 5
+    rehearsed.clear()
+    settings.wake_card(cfg)
+    assert [shape[0] for _, _, shape, *_ in rehearsed[:-1]] == [4, 5, 4]
+
+
+def test_what_the_card_refuses_is_left_to_training(rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_evaluation", fail)
+    assert settings.wake_card(compose_train(*COMPILED)) == "rehearsed"  # the thread that is at work all the same
+    assert rehearsed[-1] == ("imported",)
 
 
 @pytest.mark.parametrize(

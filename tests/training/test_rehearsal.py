@@ -12,7 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import rehearsal
-from proxy_anchor.training.rehearsal import find_convolutions, rehearse_convolutions, run_convolution
+from proxy_anchor.training.rehearsal import (
+    find_convolutions,
+    rehearse_evaluation,
+    rehearse_gradients,
+    run_gradients,
+)
 
 CPU = torch.device("cpu")
 
@@ -36,15 +41,20 @@ class Seen(TorchDispatchMode):
 
 
 def test_what_is_rehearsed_is_what_training_runs() -> None:
+    shape = (4, 3, 32, 32)
     net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32).to(memory_format=torch.channels_last)
-    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    with torch.device("meta"):
+        bare = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()
-    calls = find_convolutions(net, (4, 3, 32, 32))
+    calls = find_convolutions(net, shape)
+    assert calls == find_convolutions(bare, shape)
     with Seen() as rehearsed:
         for call in calls:
-            run_convolution(call, CPU, torch.bfloat16, gradients=False)
-            run_convolution(call, CPU, torch.bfloat16, gradients=True)
+            run_gradients(call, CPU, torch.bfloat16)
+        assert all("backward" in found[0] for found in rehearsed.found)  # in that thread nobody needs the others
+        rehearse_evaluation(bare, shape, CPU, "bf16-mixed")
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     assert torch.equal(torch.get_rng_state(), state)
@@ -52,6 +62,17 @@ def test_what_is_rehearsed_is_what_training_runs() -> None:
         net.train()(images).sum().backward()
     assert len(calls) > 5
     assert rehearsed.found == trained.found
+    with Seen() as evaluated, torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        net.eval()(images)
+    assert evaluated.found <= rehearsed.found
+
+
+def test_an_evaluation_is_rehearsed_in_the_precision_of_the_run() -> None:
+    with torch.device("meta"):
+        net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32)
+    with Seen() as seen:
+        rehearse_evaluation(net, (2, 3, 32, 32), CPU, "32-true")
+    assert {each[1] for found in seen.found for each in found[1]} == {torch.float32}
 
 
 def test_it_happens_once_in_a_process_and_says_nothing_when_it_fails(
@@ -60,18 +81,18 @@ def test_it_happens_once_in_a_process_and_says_nothing_when_it_fails(
     net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32)
     monkeypatch.setattr(rehearsal, "_DONE", set())
     monkeypatch.setattr(rehearsal, "_LAST", {})
-    assert rehearse_convolutions(net, (4, 3, 32, 32), CPU, "32") is None
+    assert rehearse_gradients(net, (4, 3, 32, 32), CPU, "32") is None
     started = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: started.append(device) or (_ for _ in ()).throw(OSError))
     card = torch.device("cuda", 0)
-    first = rehearse_convolutions(net, (4, 3, 32, 32), card, "bf16-mixed")
+    first = rehearse_gradients(net, (4, 3, 32, 32), card, "bf16-mixed")
     assert first is not None
     first.join(20)
     assert not first.is_alive()
     assert started == [card]
-    assert rehearse_convolutions(net, (4, 3, 32, 32), card, "bf16-mixed") is first
+    assert rehearse_gradients(net, (4, 3, 32, 32), card, "bf16-mixed") is first
     assert len(started) == 1
-    other = rehearse_convolutions(net, (5, 3, 32, 32), card, "bf16-mixed")
+    other = rehearse_gradients(net, (5, 3, 32, 32), card, "bf16-mixed")
     assert other is not None
     other.join(20)
     assert capfd.readouterr().err == ""
@@ -83,26 +104,24 @@ def test_a_second_run_waits_for_what_the_first_left_at_work(monkeypatch: pytest.
     monkeypatch.setattr(rehearsal, "_LAST", {})
     may_go_on, runs = threading.Event(), []
 
-    def run(call: tuple, device: torch.device, dtype: torch.dtype, *, gradients: bool) -> None:
+    def run(call: tuple, device: torch.device, dtype: torch.dtype) -> None:
         may_go_on.wait(20)
         time.sleep(0.002)  # others could come between
-        runs.append((call[0][0], device, dtype, gradients))
+        runs.append((call[0][0], device, dtype))
 
-    monkeypatch.setattr(rehearsal, "run_convolution", run)
+    monkeypatch.setattr(rehearsal, "run_gradients", run)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     card = torch.device("cuda", 0)
-    first = rehearse_convolutions(net, (4, 3, 32, 32), card, "32")
-    assert rehearse_convolutions(net, (4, 3, 32, 32), card, "32") is first  # of a run that failed at once
-    other = rehearse_convolutions(net, (5, 3, 32, 32), card, "16-mixed")
+    first = rehearse_gradients(net, (4, 3, 32, 32), card, "32")
+    assert rehearse_gradients(net, (4, 3, 32, 32), card, "32") is first  # of a run that failed at once
+    other = rehearse_gradients(net, (5, 3, 32, 32), card, "16-mixed")
     assert other is not first
     assert first.is_alive()
     may_go_on.set()
     other.join(20)
     assert not first.is_alive()
     kinds = [(4, card, torch.float32), (5, card, torch.float16)]
-    expected = [(*kind, gradients) for kind in kinds for gradients in (False, True)]
-    assert list(dict.fromkeys(runs)) == expected  # all evaluate before any trains
-    assert runs == sorted(runs, key=expected.index)
-    assert len(runs) == 4 * len(find_convolutions(net, (4, 3, 32, 32)))
+    assert runs == sorted(runs, key=kinds.index)
+    assert len(runs) == 2 * len(find_convolutions(net, (4, 3, 32, 32)))

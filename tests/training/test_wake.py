@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 
-from proxy_anchor.training.wake import card_of_this_process, wake_card
+from proxy_anchor.training.wake import card_of_this_process, import_beside, wake_card
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,29 @@ def test_a_card_that_does_not_answer_is_left_to_training(
 def test_nothing_happens_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert card_of_this_process("auto", 1) is None
+
+
+def test_what_training_imports_is_imported_beside() -> None:
+    program = """
+import sys
+from proxy_anchor.training.wake import import_beside
+assert not {"pytorch_lightning", "torch._inductor.compile_fx"} & set(sys.modules)
+import torch
+state = torch.get_rng_state()
+import_beside().join()
+assert torch.equal(torch.get_rng_state(), state)
+before = set(sys.modules)
+import pytorch_lightning
+torch.compile(torch.nn.Identity(), options={})
+print(sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_what_cannot_be_imported_is_said_where_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)  # as if it were not installed
+    import_beside().join()
+    assert capfd.readouterr().err == ""

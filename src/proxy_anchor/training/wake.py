@@ -1,4 +1,6 @@
-"""A card's libraries loaded while Python still imports: seconds in which the driver works and Python's lock is free."""
+"""What takes seconds and can be done beside something else: a card's libraries, in which the driver works and Python's lock is
+free, and Python's imports.
+"""
 
 from __future__ import annotations
 
@@ -36,3 +38,18 @@ def wake_card(device: torch.device) -> Thread:
         yield
 
     return run_beside(wake())
+
+
+def import_beside() -> Thread:
+    """Import what training with a compiled network needs in a thread, for one that has the card do something meanwhile, and
+    imports nothing itself until it has joined this. What cannot be imported is said where it is needed.
+    """
+
+    def load() -> Generator[None]:
+        import pytorch_lightning  # noqa: F401
+
+        yield
+        torch.compile(torch.nn.Identity())  # compiles nothing yet
+        yield
+
+    return run_beside(load())
