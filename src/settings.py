@@ -248,23 +248,23 @@ def check_processes(cfg: DictConfig, trainer: pl.Trainer) -> None:
 
 def strategy(cfg: DictConfig) -> Any:
     """The trainer's strategy: its name, or this package's form of ddp."""
-    from proxy_anchor.training.one_stream import OneStreamDDP
+    from proxy_anchor.training.ddp import LeanDDP
 
     given = cfg.trainer.get("strategy", "auto")
     several = one_of_several() and (cfg.trainer.devices != 1 or cfg.trainer.get("num_nodes", 1) != 1)
-    return OneStreamDDP() if given == "ddp" or (given == "auto" and several) else given
+    return LeanDDP() if given == "ddp" or (given == "auto" and several) else given
 
 
 def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
     from pytorch_lightning.strategies import DDPStrategy
 
     from proxy_anchor.data.sampling import check_divisible
-    from proxy_anchor.training.one_stream import OneStreamDDP
+    from proxy_anchor.training.ddp import LeanDDP
 
     if trainer.world_size == 1:
         return
     chosen = trainer.strategy
-    if type(chosen) not in (DDPStrategy, OneStreamDDP) or chosen._start_method != "popen":  # type: ignore[attr-defined]
+    if type(chosen) not in (DDPStrategy, LeanDDP) or chosen._start_method != "popen":  # type: ignore[attr-defined]
         raise UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
     if cfg.trainer.use_distributed_sampler:
         raise UsageError("trainer.use_distributed_sampler=true would replace the order of the batches: leave it out.")

@@ -11,7 +11,7 @@ from cli import compose_train
 from omegaconf import open_dict
 
 import settings
-from proxy_anchor.training.one_stream import OneStreamDDP
+from proxy_anchor.training.ddp import LeanDDP
 
 COMPILED = ("backbone=test_efficientnet", "backbone.pretrained=false", "compile=true", "data.batch_size=8")
 
@@ -121,4 +121,4 @@ def test_several_processes_train_with_this_packages_form_of_ddp(
     with open_dict(cfg):
         cfg.trainer.update(given)
     found = settings.strategy(cfg)
-    assert type(found) is OneStreamDDP if ours else found == cfg.trainer.strategy
+    assert type(found) is LeanDDP if ours else found == cfg.trainer.strategy

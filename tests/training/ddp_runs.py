@@ -19,6 +19,7 @@ from proxy_anchor.data.table import Splits
 from proxy_anchor.losses.adapter import PMLLoss
 from proxy_anchor.losses.sharded import ShardedProxyAnchorLoss
 from proxy_anchor.training import module
+from proxy_anchor.training.ddp import LeanDDP
 from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.optim import OptimizerSettings
 from proxy_anchor.training.recall_callback import RecallCallback
@@ -34,6 +35,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "clipped_norm": {"trainer": {"gradient_clip_val": 2, "gradient_clip_algorithm": "norm"}},
     "accumulated": {"trainer": {"accumulate_grad_batches": 2}},
     "sharded": {"loss": "sharded", "trainer": {"gradient_clip_val": 10, "gradient_clip_algorithm": "value"}},
+    "compiled": {"compiled": True},
+    "compiled_warmup": {"compiled": True, "warmup_epochs": 1},
+    "compiled_p_x_k": {"compiled": True, "loss": "triplet", "data": {"images_per_class": 2}},
+    "compiled_clipped_norm": {"compiled": True, "trainer": {"gradient_clip_val": 2, "gradient_clip_algorithm": "norm"}},
+    "compiled_accumulated": {"compiled": True, "trainer": {"accumulate_grad_batches": 2}},
+    "compiled_sharded": {
+        "compiled": True,
+        "loss": "sharded",
+        "trainer": {"gradient_clip_val": 10, "gradient_clip_algorithm": "value"},
+    },
     "local_losses": {"local": True},  # what must not be: each process has the loss of its own part
 }
 PARTS = {"backbone": "net.backbone.", "head": "net.head.", "proxies": "loss."}
@@ -69,6 +80,8 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
         splits,
         **{"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "crop": 32, "resize": 32} | run.get("data", {}),
     )
+    if run.get("compiled"):
+        learner.compiled = net.to(memory_format=torch.channels_last)  # compiling it would change nothing here
     recall = RecallCallback((1, 2, 4), engine="torch")
     trainer = pl.Trainer(
         **{
@@ -76,7 +89,7 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
             "accelerator": run.get("accelerator", "cpu"),
             "plugins": [SyncBatchNorms()],
             "devices": world_size,
-            "strategy": "ddp" if world_size > 1 else "auto",
+            "strategy": LeanDDP() if world_size > 1 else "auto",
             "callbacks": [recall],
             "logger": False,
             "enable_checkpointing": False,

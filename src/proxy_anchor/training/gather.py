@@ -1,6 +1,6 @@
 """The batch of all processes, with gradients: what makes a loss over pairs or classes the same on one device and on many.
 
-DDP averages gradients over W processes. Every process computes the loss L of the whole batch, so
+Gradients are averaged over W processes (`training.ddp`). Every process computes the loss L of the whole batch, so
 - the proxies' gradient is the whole one on every process, and so is its mean;
 - an embedding's gradient arrives from all W losses: summed it is W x dL/dx, which the mean over processes, of which only
   one made that embedding, brings back to dL/dx.
@@ -35,7 +35,7 @@ def gather_batch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _gather(rows: Tensor) -> Tensor:
     rows = rows.contiguous()
     everyone = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
-    dist.all_gather(list(everyone.chunk(world_size())), rows)
+    dist.all_gather_into_tensor(everyone, rows)
     return everyone
 
 

@@ -116,7 +116,9 @@ class MetricLearner(pl.LightningModule):
         """
         # 16-mixed meets infinite gradients by design: its scaler skips those steps. A loss that is not finite stops it too.
         scaled = str(self.trainer.precision) == "16-mixed"
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        # Not self.parameters(): a walk through the modules in every step takes longer.
+        trained = (p for group in optimizer.param_groups for p in group["params"])
+        gradients = [p.grad for p in trained if p.grad is not None]
         norm = torch.zeros((), device=self.device) if scaled else torch.nn.utils.get_total_norm(gradients)
         skips_itself = bool(optimizer.defaults.get("fused"))
         if skips_itself:
