@@ -58,10 +58,7 @@ def test_make_help_lists_every_public_target():
 RESULT_ROWS = {
     "float32": (["seed1", "seed2", "seed3"], ["untrained", "best", "last"]),
     "bf16-mixed": (["seed1_bf16"], ["untrained", "best", "last"]),
-    "bf16-mixed, `speed=fast`": (
-        [*(f"../cars_half_losses/proxy_anchor/seed{seed}/result" for seed in (1, 2)), "fast_seed3"],
-        ["untrained", "best", "last"],
-    ),
+    "bf16-mixed, `speed=fast`": ([f"fast_seed{seed}" for seed in (1, 2, 3)], ["untrained", "best", "last"]),
     "held-out training classes": ([f"validation_seed{seed}" for seed in (1, 2, 3)], ["selected", "best", "last"]),
 }
 
@@ -167,6 +164,49 @@ def test_table_of_alpha_and_delta_is_what_the_runs_wrote(delta):
     assert [cell.strip(" *") for cell in line.strip("|").split("|")][1:] == expected
 
 
+def percent(recall: dict[str, float], *ks: str) -> list[str]:
+    return [f"{100 * recall[k]:.1f}" for k in ks]
+
+
+def cells_of(section: str, row: str) -> list[str]:
+    """What stands behind the first cell of that row, in the section of docs/results.md that begins with this."""
+    part = (REPOSITORY / "docs/results.md").read_text().split(section)[1].partition("\n## ")[0]
+    [line] = [each for each in part.splitlines() if each.startswith(f"| {row} |")]
+    return [cell.strip(" *") for cell in line.strip("|").split("|")][1:]
+
+
+@pytest.mark.parametrize("dimension", [32, 64, 128, 256, 512, 1024])
+def test_table_of_dimensions_is_what_the_runs_wrote(dimension):
+    name = "dimension512_batch180" if dimension == 512 else f"dimension{dimension}"
+    folder = REPOSITORY / "docs/results/cars_half_dimension_batch" / name
+    assert yaml.safe_load((folder / "config.yaml").read_text())["embedding_dim"] == dimension
+    run = json.loads((folder / "result.json").read_text())
+    expected = percent(run["untrained"]["recall"], "1") + percent(run["best"]["recall"], "1", "2", "4", "8")
+    assert cells_of("## Embedding dimension", str(dimension)) == expected
+
+
+@pytest.mark.parametrize("batch", [30, 60, 90, 120, 150, 180])
+def test_table_of_batch_sizes_is_what_the_runs_wrote(batch):
+    folder = REPOSITORY / "docs/results/cars_half_dimension_batch"
+    folder /= "dimension512_batch180" if batch == 180 else f"batch{batch}"
+    assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["batch_size"] == batch
+    run = json.loads((folder / "result.json").read_text())
+    *recalls, _, rate = cells_of("## Batch size", str(batch))
+    assert recalls == percent(run["best"]["recall"], "1", "2", "4", "8")
+    assert rate == f"{run['train_images_per_second']:,.0f}"
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_table_of_cards_is_what_the_runs_wrote(devices):
+    name = "fast_seed1" if devices == 1 else f"fast_devices{devices}_seed1"
+    run = json.loads((REPOSITORY / f"docs/results/cars_half/{name}.json").read_text())
+    assert run["num_devices"] == devices
+    best, last = run["best"], run["last"]
+    expected = [*percent(best["recall"], "1"), str(best["epoch"]), *percent(last["recall"], "1")]
+    expected += [*percent(best["recall"], "2", "4", "8"), f"{run['seconds_per_epoch']:.2f}"]
+    assert cells_of("The same on several cards", str(devices)) == expected
+
+
 @pytest.mark.parametrize("name", ["color", "strong", "strong_m25", "drop_strong"])
 def test_table_of_folds_is_what_the_runs_wrote(name):
     run = json.loads((REPOSITORY / "docs/results/cars_half_recipe/folds" / f"{name}.json").read_text())
@@ -245,13 +285,17 @@ def test_table_of_reranking_is_what_the_runs_wrote(rerank):
 def test_rates_of_the_documents_are_those_of_the_records():
     records = REPOSITORY / "benchmarks" / "results"
     text = (REPOSITORY / "docs" / "speed.md").read_text()
+    plain = text.replace("*", "")
     for row in map(json.loads, (records / "throughput.jsonl").read_text().splitlines()):
         train, evaluation = (f"{row[f'{name}_per_s']:,.0f} | {row[f'{name}_share']:.2f}" for name in ("train", "eval"))
         assert f"| {train} | {evaluation} | {row['s_per_epoch']:.2f} |" in text
-    devices = [json.loads(line) for line in (records / "devices.jsonl").read_text().splitlines()]
-    for row in (devices[0], devices[1], *devices[3:]):  # the third was run again
+    devices = [json.loads(line) for line in (records / "devices.jsonl").read_text().splitlines()][-8:]
+    for row in devices:
+        alone = next(each for each in devices if each["devices"] == 1 and each["overrides"] == row["overrides"])
+        share = row["eval_per_s"] / (row["devices"] * alone["eval_per_s"])
         cells = (f"{row['devices']} | {row['batch']}", f"{row['train_per_s']:,.0f} | {row['efficiency']:.2f}")
-        assert f"| {' | '.join(cells)} | {row['eval_per_s']:,.0f} |" in text
+        evaluated = f"{row['eval_per_s']:,.0f} | {share:.2f} | {row['s_per_epoch']:.2f}"
+        assert f"| {' | '.join(cells)} | {evaluated} |" in text
     scale = (REPOSITORY / "docs" / "scale.md").read_text()
     for row in map(json.loads, (records / "sharded.jsonl").read_text().splitlines()):
         held = (row["step_mib"] * 2**20 / 1e9, 4 * row["proxies_mib"] * 2**20 / 1e9)
@@ -260,8 +304,7 @@ def test_rates_of_the_documents_are_those_of_the_records():
     starts = [json.loads(line) for line in (records / "fast_start.jsonl").read_text().splitlines()]
     for row in (each for each in starts if "environment" in each):
         parts = (row[f"{name}_s"] for name in ("start", "images", "first_eval", "compile", "other"))
-        assert f"| {row['compiler_cache']} | {' | '.join(f'{each:.1f}' for each in parts)} |" in text
-    plain = text.replace("*", "")
+        assert f"| {row['compiler_cache']} | {' | '.join(f'{each:.1f}' for each in parts)} |" in plain
     for row in map(json.loads, (records / "loss.jsonl").read_text().splitlines()[-15:]):
         names = ("ms", "time_ratio", "graph_ms", "graph_ratio", "memory_ratio")
         cells = " | ".join("" if row[name] is None else f"{row[name]:.2f}" for name in names).replace("  ", " ")
