@@ -25,7 +25,6 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 import entry
 import settings
-from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.compile import CompiledNet
 from train import train
 
@@ -34,15 +33,7 @@ def ceiling(cfg: DictConfig, result: dict[str, Any], device: torch.device) -> di
     """Images per second of a step of that training and of its evaluation, without data, trainer or callbacks."""
     num_classes = result["num_train_classes"]
     torch.backends.cudnn.benchmark = cfg.trainer.benchmark
-    net = EmbeddingNet(
-        cfg.backbone.name,
-        cfg.embedding_dim,
-        pooling=cfg.backbone.pooling,
-        image_size=cfg.dataset.images.crop,
-        pretrained=False,
-        batch_norm=cfg.batch_norm,
-        drop_path=cfg.backbone.drop_path,
-    ).to(device)
+    net = settings.make_network(cfg, pretrained=False, weights=None).to(device)
     loss = instantiate(cfg.loss, num_classes=num_classes, embedding_dim=cfg.embedding_dim).to(device)
     loss.check_labels = False
     embed: Any = net

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
     from proxy_anchor.data.table import Splits
+    from proxy_anchor.models.embedding_net import EmbeddingNet
     from proxy_anchor.training.checkpoint import Checkpoint
 
 
@@ -164,14 +165,12 @@ def wake_card(cfg: DictConfig) -> Thread | None:
     with suppress(Exception):  # what cannot be understood is refused later, in words
         import torch
 
-        from proxy_anchor.models.embedding_net import EmbeddingNet
         from proxy_anchor.training.rehearsal import rehearse_evaluation, rehearse_gradients
 
         side, precision = cfg.dataset.images.crop, str(cfg.trainer.precision)
         trained = cfg.data.batch_size // int(os.environ.get("WORLD_SIZE", 1))
-        shapes = {"image_size": side, "pooling": cfg.backbone.pooling}
         with torch.device("meta"):
-            net = EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, pretrained=False, **shapes)
+            net = make_network(cfg, pretrained=False, weights=None)
         thread = rehearse_gradients(net, (trained, 3, side, side), device, precision)
         importing = import_beside()
         try:
@@ -180,6 +179,15 @@ def wake_card(cfg: DictConfig) -> Thread | None:
         finally:
             importing.join()
     return thread
+
+
+def make_network(cfg: DictConfig, **others: Any) -> EmbeddingNet:
+    """The embedding network of a run, but for these arguments of `EmbeddingNet`."""
+    from proxy_anchor.models.embedding_net import EmbeddingNet
+
+    backbone = {key: cfg.backbone[key] for key in ("pooling", "pretrained", "weights", "drop_path")}
+    shape = {"image_size": cfg.dataset.images.crop, "batch_norm": cfg.batch_norm}
+    return EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **{**shape, **backbone, **others})
 
 
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:

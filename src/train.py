@@ -22,7 +22,6 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
 
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.data.unusable import naming_all_unusable
-    from proxy_anchor.models.embedding_net import EmbeddingNet
     from proxy_anchor.reports.finish import finish_run
     from proxy_anchor.reports.run import make_result
     from proxy_anchor.training.checkpoint_io import BackgroundWriter
@@ -54,9 +53,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     )
     settings.check_processes(cfg, trainer)
     reset_peak_memory(trainer.strategy.root_device)
-    backbone = {key: cfg.backbone[key] for key in ("pooling", "pretrained", "weights", "drop_path")}
-    network = {"image_size": cfg.dataset.images.crop, "batch_norm": cfg.batch_norm, **backbone}
-    net = EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **network)
+    net = settings.make_network(cfg)
     data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
