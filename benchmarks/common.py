@@ -36,8 +36,14 @@ def make_parser(description: str | None, *, repeats: int) -> argparse.ArgumentPa
     return parser
 
 
-def split_output(arguments: Sequence[str]) -> tuple[list[str], Path]:
-    """Overrides of train.py, and the record's folder, which `+output=DIR` among them names."""
+def split_output(arguments: Sequence[str], description: str | None) -> tuple[list[str], Path]:
+    """Overrides of train.py, and the record's folder, which `+output=DIR` among them names.
+
+    Ends the program after printing `description` where help is asked for: there are no other options.
+    """
+    if {"-h", "--help"} & {*arguments}:
+        print(description)
+        raise SystemExit(0)
     folders = [each.removeprefix("+output=") for each in arguments if each.startswith("+output=")]
     overrides = [each for each in arguments if not each.startswith("+output=")]
     return overrides, Path(folders[-1]) if folders else HERE / "results"

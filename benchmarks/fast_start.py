@@ -63,7 +63,7 @@ def start_once(overrides: list[str], folder: Path, name: str) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Start four times, print, record."""
-    overrides, output = split_output(arguments)
+    overrides, output = split_output(arguments, __doc__)
     with tempfile.TemporaryDirectory() as folder:
         first = start_once(overrides, Path(folder), "empty")
         others = [start_once(overrides, Path(folder), f"filled{i}") for i in range(REPEATS)]

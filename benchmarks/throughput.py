@@ -70,7 +70,7 @@ def ceiling(cfg: DictConfig, result: dict[str, Any], device: torch.device) -> di
 
 def main(arguments: list[str]) -> None:
     """Train, time the ceiling, print one row."""
-    overrides, output = split_output(arguments)
+    overrides, output = split_output(arguments, __doc__)
     entry.register_plugins()
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         cfg = compose("train", overrides)

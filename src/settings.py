@@ -218,11 +218,16 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
 
     make_paths_absolute(cfg)
     check_config(cfg)
+    given = cfg.trainer.get("strategy", "auto")
+    if isinstance(given, str) and given != "auto" and not given.startswith("ddp"):
+        raise _only_ddp(cfg)  # before the trainer says of it what has another repair
     try:
         trainer = instantiate(cfg.trainer, logger=False, enable_checkpointing=False, default_root_dir=folder)
     except InstantiationException as error:
         reason = " ".join(str(error.__cause__ or error).split())
-        raise UsageError(f"trainer.devices={cfg.trainer.devices} is not possible here: {reason}") from error
+        raise UsageError(
+            f"trainer.devices={cfg.trainer.devices} is not possible here: {reason} Set trainer.devices=1, or as many as are here."
+        ) from error
     _check_strategy(cfg, trainer)
     if cfg.resume == "auto" and read_result(folder) is not None:
         return 1  # finished: this process says so
@@ -273,10 +278,14 @@ def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
         return
     chosen = trainer.strategy
     if type(chosen) not in (DDPStrategy, LeanDDP) or chosen._start_method != "popen":  # type: ignore[attr-defined]
-        raise UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
+        raise _only_ddp(cfg)
     if cfg.trainer.use_distributed_sampler:
         raise UsageError("trainer.use_distributed_sampler=true would replace the order of the batches: leave it out.")
     check_divisible(cfg.data.batch_size, trainer.world_size)
+
+
+def _only_ddp(cfg: DictConfig) -> UsageError:
+    return UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
 
 
 def require_new(folder: Path) -> None:

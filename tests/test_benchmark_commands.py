@@ -104,6 +104,11 @@ def test_a_start_is_taken_apart_with_an_empty_and_a_filled_cache(tmp_path: Path)
         assert 0 < row["first_eval_s"] < row["start_s"] < row["wall_s"]
 
 
+@pytest.mark.parametrize("script", ["fast_start.py", "throughput.py"])
+def test_help_of_those_that_take_overrides_says_what_they_do(script: str, tmp_path: Path) -> None:
+    assert f"python benchmarks/{script} dataset=cars" in run_benchmark(script, "--help", cwd=tmp_path)
+
+
 def test_throughput_is_a_share_of_the_network_alone(tmp_path: Path) -> None:
     arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
     output = run_benchmark("throughput.py", *arguments, f"+output={tmp_path / 'results'}", cwd=tmp_path)

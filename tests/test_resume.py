@@ -108,6 +108,15 @@ def test_a_truncated_checkpoint_is_said_and_the_one_before_is_used(interrupted, 
     assert_same_end(interrupted, straight)
 
 
+def test_killed_between_best_ckpt_and_the_first_last_ckpt(interrupted, straight, arguments):
+    for file in (interrupted / "runs/x").glob("last.ckpt*"):
+        file.unlink()
+    epoch = torch.load(interrupted / "runs/x/best.ckpt", weights_only=True)["epoch"] + 1
+    assert f"continued after epoch {epoch} of 5 (last.ckpt)" in run_ok("train.py", *arguments, cwd=interrupted)
+    assert (interrupted / "runs/x/best.ckpt").is_file()
+    assert_same_end(interrupted, straight)
+
+
 def test_best_ckpt_stays_the_best_epoch_in_a_folder_that_was_renamed(straight, tmp_path):
     chosen = [*RUN, f"dataset.root={straight}/data/glyphs"]
     here = tmp_path / "runs/x"

@@ -141,6 +141,19 @@ def test_a_build_that_was_killed_leaves_nothing_that_is_taken_for_whole(table: I
     assert not list((tmp_path / "cache").glob("*.partial"))
 
 
+@pytest.mark.parametrize("place", ["folder", "lock"])
+def test_a_folder_that_cannot_be_written_is_one_line_with_the_repair(
+    place: str, table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: object, **named: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir" if place == "folder" else "open", refused)
+    monkeypatch.setattr(module, "_fingerprints", lambda *arguments: ("a", "b"))
+    with pytest.raises(UsageError, match=rf"{tmp_path} \(Read-only file system\): set data\.cache_dir to a folder"):
+        decode_to_file(table, Shrunk(), tmp_path, 0, name="mine")
+
+
 def test_a_full_disk_is_one_line_and_leaves_nothing(
     table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

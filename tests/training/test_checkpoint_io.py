@@ -45,6 +45,15 @@ def test_only_the_newest_of_many_versions_is_written(tmp_path: Path, monkeypatch
     assert torch.load(tmp_path / "last.ckpt")["epoch"] == 6
 
 
+def test_the_files_of_an_epoch_are_written_together(tmp_path: Path) -> None:
+    writer = BackgroundWriter(every_seconds=3600)
+    writer.save_checkpoint({"epoch": 1}, tmp_path / "best.ckpt")
+    time.sleep(0.02)  # a copy of the weights is made between them
+    writer.save_checkpoint({"epoch": 1}, tmp_path / "last.ckpt")
+    wait_for(tmp_path / "last.ckpt")
+    writer.teardown()
+
+
 def test_an_error_reaches_the_trainer_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = BackgroundWriter(every_seconds=0)
     writer.save_checkpoint({"epoch": 1}, tmp_path / "last.ckpt")

@@ -207,9 +207,12 @@ def decode_to_file(table: ImageTable, form: Form, folder: Path, num_workers: int
     A file that was made of the same images (paths, sizes, modification times) in the same form is used again; one that
     was made of the same paths when they held something else is replaced. Only one process builds at a time, others wait
     for it, and a file that is there is whole: it is written under another name first.
-    Raises UsageError when an image cannot be read or the disk has no room.
+    Raises UsageError when an image cannot be read, the folder may not be written, or the disk has no room.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(folder, error) from error
     paths, content = _fingerprints(table, form)
     target = folder / f"{name}-{paths}-{content}.pixels"
     with _lock(folder / f"{name}-{paths}.lock"):
@@ -222,6 +225,13 @@ def decode_to_file(table: ImageTable, form: Form, folder: Path, num_workers: int
     if pixels is None:
         raise UsageError(f"{target} was removed while it was built: start again, or choose another data.cache_dir.")
     return pixels, target
+
+
+def _not_writable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"decoded images cannot be kept in {folder} ({error.strerror or error}): set data.cache_dir to a folder that may be "
+        "written, or data.cache=none."
+    )
 
 
 def _build(target: Path, table: ImageTable, form: Form, num_workers: int) -> None:
@@ -277,7 +287,11 @@ def _lock(file: Path) -> Iterator[None]:
         import fcntl
     except ImportError:  # Windows
         raise UsageError("data.cache=ram and disk need a Unix system: set data.cache=none or gpu.") from None
-    with file.open("w") as handle:
+    try:
+        handle = file.open("w")
+    except OSError as error:
+        raise _not_writable(file.parent, error) from error
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

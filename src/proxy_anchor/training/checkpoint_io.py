@@ -16,6 +16,8 @@ from torch import Tensor
 
 from proxy_anchor.errors import UsageError
 
+TOGETHER_SECONDS = 0.2
+
 
 def run_checkpoints(folder: Path, monitor: str, every_n_epochs: int = 1) -> list[ModelCheckpoint]:
     """`best.ckpt` by the highest value of `monitor` and `last.ckpt`, at the end of every evaluated epoch.
@@ -41,6 +43,9 @@ class BackgroundWriter(TorchCheckpointIO):
     versions of a file that come within `every_seconds` only the newest is written: on a fast card an epoch takes less time
     than writing its checkpoints, and the writing thread holds Python's lock. The last version is written in any case,
     also when training stops with an error; a process that is killed loses at most `every_seconds` and one write.
+
+    The first of several files that are saved one after the other, as an epoch does, waits `TOGETHER_SECONDS` for the others:
+    written alone, best.ckpt would be an epoch of which last.ckpt knows nothing until `every_seconds` later.
 
     Raises what writing raised, at the next checkpoint or at the end of training.
     """
@@ -98,6 +103,7 @@ class BackgroundWriter(TorchCheckpointIO):
             with self._changed:
                 while not self._is_due():
                     self._changed.wait(0.5)
+                self._changed.wait_for(lambda: self._closing, TOGETHER_SECONDS)
                 batch, self._pending = self._pending, {}
                 if not batch:  # closing, and nothing waits
                     self._thread = None

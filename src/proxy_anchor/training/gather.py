@@ -35,7 +35,9 @@ def gather_batch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _gather(rows: Tensor) -> Tensor:
     rows = rows.contiguous()
     everyone = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
-    dist.all_gather_into_tensor(everyone, rows)
+    # Newer versions of torch give the function another name, and warn of this one.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(everyone, rows)
     return everyone
 
 

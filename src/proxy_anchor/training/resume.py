@@ -42,7 +42,8 @@ _LEFT_BEFORE_A_CHECKPOINT = (
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """The last whole checkpoint of a run folder; None where there is none at all.
 
-    A damaged last.ckpt is named on standard output and the version before it is taken.
+    A damaged last.ckpt is named on standard output and the version before it is taken. Of a run that was killed between its
+    first two files, best.ckpt is taken, as last.ckpt.
     Raises UsageError when all that are there are damaged.
     """
     last = folder / "last.ckpt"
@@ -62,7 +63,14 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         return replace(checkpoint, path=last)
     if reasons:
         raise UsageError(f"{reasons[0]} There is no earlier one: remove {folder} to begin anew.")
-    return None
+    best = folder / "best.ckpt"
+    if not best.exists():
+        return None
+    checkpoint = load_checkpoint(best)
+    copy = last.with_name(f"{last.name}.partial")
+    shutil.copyfile(best, copy)  # it stays the best until an epoch is better
+    copy.replace(last)
+    return replace(checkpoint, path=last)
 
 
 def clear_beginning(folder: Path) -> bool:
