@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -60,13 +61,20 @@ def test_what_is_rehearsed_is_this_processs_part_of_a_batch(
     assert [shape[0] for _, _, shape, *_ in rehearsed[:-1]] == [4, 5, 4]
 
 
-def test_what_the_card_refuses_is_left_to_training(rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_card_refuses_is_left_to_training_and_its_memory_given_back(
+    rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+
     def fail(*given: object) -> None:
+        activations = torch.zeros(1)  # which the error's traceback holds
+        held.append(weakref.ref(activations))
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_evaluation", fail)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: rehearsed.append(("emptied", held[-1]() is None)))
     assert settings.wake_card(compose_train(*COMPILED)) == "rehearsed"  # the thread that is at work all the same
-    assert rehearsed[-1] == ("imported",)
+    assert rehearsed[-2:] == [("imported",), ("emptied", True)]
 
 
 @pytest.mark.parametrize(
