@@ -12,6 +12,7 @@ from cli import compose_train
 from omegaconf import open_dict
 
 import settings
+from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.ddp import LeanDDP
 
 COMPILED = ("backbone=test_efficientnet", "backbone.pretrained=false", "compile=true", "data.batch_size=8")
@@ -59,6 +60,16 @@ def test_what_is_rehearsed_is_this_processs_part_of_a_batch(
     rehearsed.clear()
     settings.wake_card(cfg)
     assert [shape[0] for _, _, shape, *_ in rehearsed[:-1]] == [4, 5, 4]
+
+
+def test_the_network_that_is_rehearsed_is_the_one_that_is_trained(
+    rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nets: list[EmbeddingNet] = []
+    monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_evaluation", lambda net, *given: nets.append(net))
+    settings.wake_card(compose_train(*COMPILED, "backbone.pooling=gem", "embedding_dim=7"))
+    expected = {"backbone": "test_efficientnet", "pooling": "gem", "embedding_dim": 7, "image_size": 64}
+    assert [nets[0].config[key] for key in expected] == list(expected.values())
 
 
 def test_what_the_card_refuses_is_left_to_training_and_its_memory_given_back(

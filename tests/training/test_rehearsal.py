@@ -56,6 +56,7 @@ def test_what_is_rehearsed_is_what_training_runs() -> None:
             run_gradients(call, CPU, torch.bfloat16)
         assert all("backward" in found[0] for found in rehearsed.found)  # in that thread nobody needs the others
         rehearse_evaluation(bare, shape, CPU, "bf16-mixed")
+    assert not bare.training  # else it could draw random numbers
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     assert torch.equal(torch.get_rng_state(), state)
