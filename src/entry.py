@@ -319,7 +319,6 @@ def _quieten() -> None:
         r"The number of training batches .* is smaller than the logging interval",
         r"The '\w+_dataloader' does not have many workers",
         r"It is recommended to use `self\.log\(.*sync_dist=True",  # what is logged is the same on every process
-        r"`broadcast_buffers` is deprecated",  # what replaces it is not in the oldest torch that is supported
     ):
         warnings.filterwarnings("ignore", message=text)
 

@@ -162,9 +162,10 @@ def wake_card(cfg: DictConfig) -> Thread | None:
     # Other kernels are chosen with these.
     if not cfg.get("compile") or cfg.trainer.get("deterministic") or cfg.trainer.get("benchmark"):
         return thread
-    with suppress(Exception):  # what cannot be understood is refused later, in words
-        import torch
 
+    import torch
+
+    with suppress(Exception):  # what cannot be understood is refused later, in words
         from proxy_anchor.training.rehearsal import rehearse_evaluation, rehearse_gradients
 
         side, precision = cfg.dataset.images.crop, str(cfg.trainer.precision)
@@ -178,6 +179,8 @@ def wake_card(cfg: DictConfig) -> Thread | None:
                 rehearse_evaluation(net, (images, 3, side, side), device, precision)
         finally:
             importing.join()
+    # Where decoded images are kept follows from what is free. Here, as an error holds its tensors until it has been dealt with.
+    torch.cuda.empty_cache()
     return thread
 
 

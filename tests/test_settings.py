@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from cli import compose_train
 from omegaconf import open_dict
 
 import settings
+from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.ddp import LeanDDP
 
 COMPILED = ("backbone=test_efficientnet", "backbone.pretrained=false", "compile=true", "data.batch_size=8")
@@ -60,13 +62,30 @@ def test_what_is_rehearsed_is_this_processs_part_of_a_batch(
     assert [shape[0] for _, _, shape, *_ in rehearsed[:-1]] == [4, 5, 4]
 
 
-def test_what_the_card_refuses_is_left_to_training(rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_that_is_rehearsed_is_the_one_that_is_trained(
+    rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nets: list[EmbeddingNet] = []
+    monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_evaluation", lambda net, *given: nets.append(net))
+    settings.wake_card(compose_train(*COMPILED, "backbone.pooling=gem", "embedding_dim=7"))
+    expected = {"backbone": "test_efficientnet", "pooling": "gem", "embedding_dim": 7}
+    assert [nets[0].config[key] for key in expected] == list(expected.values())
+
+
+def test_what_the_card_refuses_is_left_to_training_and_its_memory_given_back(
+    rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+
     def fail(*given: object) -> None:
+        activations = torch.zeros(1)  # which the error's traceback holds
+        held.append(weakref.ref(activations))
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_evaluation", fail)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: rehearsed.append(("emptied", held[-1]() is None)))
     assert settings.wake_card(compose_train(*COMPILED)) == "rehearsed"  # the thread that is at work all the same
-    assert rehearsed[-1] == ("imported",)
+    assert rehearsed[-2:] == [("imported",), ("emptied", True)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,11 @@ from processes import run_processes
 from pytorch_lightning.strategies import DDPStrategy
 from torch import nn
 
+from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
+from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import ddp
 from proxy_anchor.training.ddp import JoinedGradients, LeanDDP
+from proxy_anchor.training.module import MetricLearner
 
 CARD, CPU = torch.device("cuda", 3), torch.device("cpu")
 
@@ -56,9 +61,9 @@ def test_no_stream_is_made_to_wrap_the_network_and_lightning_still_makes_one(
         (True, "frozen", CPU, "joined"),
         (True, "train", CPU, {}),  # each process has its own, which the first process's replace
         (False, "train", CPU, {}),
-        (False, "frozen", CPU, {"broadcast_buffers": False}),
-        (False, "frozen_statistics", CARD, {"broadcast_buffers": False}),
-        (False, "train", CARD, {"broadcast_buffers": False}),
+        (False, "frozen", CPU, {ddp._SENDS_STATISTICS: False}),
+        (False, "frozen_statistics", CARD, {ddp._SENDS_STATISTICS: False}),
+        (False, "train", CARD, {ddp._SENDS_STATISTICS: False}),
     ],
 )
 def test_gradients_of_a_compiled_network_are_joined_and_statistics_sent_only_where_they_differ(
@@ -78,9 +83,57 @@ def test_gradients_of_a_compiled_network_are_joined_and_statistics_sent_only_whe
         assert synchronised == [learner]
         assert isinstance(strategy._gradients, JoinedGradients)
     else:
-        assert synchronised == ["wrapped"]
+        assert synchronised == [*([learner] if expected else []), "wrapped"]
         assert strategy._gradients is None
         assert strategy._ddp_kwargs == expected
+
+
+def test_gradients_are_sent_once_for_each_step_and_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    strategy: Any = LeanDDP()
+    strategy._gradients = SimpleNamespace(average=lambda: sent.append("sent"))
+    loss = torch.zeros(())
+    with suppress(KeyError), strategy.block_backward_sync():
+        strategy.post_backward(loss)
+        raise KeyError
+    assert sent == []
+    strategy.post_backward(loss)
+    assert sent == ["sent"]
+    monkeypatch.setattr(DDPStrategy, "teardown", lambda self: None)
+    strategy.teardown()
+    assert strategy._gradients is None
+
+
+def begin() -> list[dict[str, Any]]:
+    """Of a plain and a compiled network, frozen: weights and statistics, which differed between the ranks, and one of the
+    statistics after a forward for which it differs again.
+    """
+    dist.init_process_group("gloo")
+    LeanDDP.root_device = CPU  # type: ignore[assignment,method-assign]
+    found = []
+    for compiled in (False, True):
+        net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32, batch_norm="frozen")
+        learner: Any = MetricLearner(net, ProxyAnchorLoss(2, 8))
+        learner.compiled = net.forward if compiled else None
+        strategy: Any = LeanDDP()
+        strategy.connect(learner)
+        states = [*learner.parameters(), *learner.buffers()]
+        for state in states:
+            state.data.fill_(dist.get_rank() + 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            strategy.configure_ddp()
+        begun = {float(value) for state in states for value in state.flatten()}
+        learner.net.backbone.bn1.running_mean.fill_(dist.get_rank() + 5)
+        strategy.model(torch.zeros(2, 3, 32, 32))
+        mean = learner.net.backbone.bn1.running_mean[0].item()
+        found.append({"wrapped": strategy.model is not learner, "begun": begun, "mean": mean})
+    return found
+
+
+def test_all_begin_with_the_weights_and_statistics_of_the_first(tmp_path: Path) -> None:
+    for rank, found in enumerate(run_processes(begin, world_size=2, folder=tmp_path)):
+        assert found == [{"wrapped": wrapped, "begun": {1.0}, "mean": 5.0 + rank} for wrapped in (True, False)]
 
 
 def average() -> dict[str, Any]:

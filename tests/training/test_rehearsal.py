@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy_anchor.models.embedding_net import EmbeddingNet
@@ -55,6 +56,7 @@ def test_what_is_rehearsed_is_what_training_runs() -> None:
             run_gradients(call, CPU, torch.bfloat16)
         assert all("backward" in found[0] for found in rehearsed.found)  # in that thread nobody needs the others
         rehearse_evaluation(bare, shape, CPU, "bf16-mixed")
+    assert not bare.training  # else it could draw random numbers
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     assert torch.equal(torch.get_rng_state(), state)
@@ -73,6 +75,23 @@ def test_an_evaluation_is_rehearsed_in_the_precision_of_the_run() -> None:
     with Seen() as seen:
         rehearse_evaluation(net, (2, 3, 32, 32), CPU, "32-true")
     assert {each[1] for found in seen.found for each in found[1]} == {torch.float32}
+
+
+def test_indices_that_a_network_holds_are_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card one that is not ends the process: every call after it fails."""
+    with torch.device("meta"):
+        net = EmbeddingNet("levit_128s", 8, pretrained=False)
+    to_empty = net.to_empty
+
+    def to_used_memory(*, device: torch.device) -> nn.Module:
+        to_empty(device=device)
+        for buffer in net.buffers():
+            buffer.fill_(77)  # of 16 places in its last stage
+        return net
+
+    monkeypatch.setattr(net, "to_empty", to_used_memory)
+    rehearse_evaluation(net, (1, 3, 224, 224), CPU, "bf16-mixed")
+    assert any("attention_bias_idxs" in name for name, _ in net.named_buffers())
 
 
 def test_it_happens_once_in_a_process_and_says_nothing_when_it_fails(

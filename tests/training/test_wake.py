@@ -81,6 +81,8 @@ assert not {"pytorch_lightning", "torch._inductor.compile_fx"} & set(sys.modules
 import torch
 state = torch.get_rng_state()
 import_beside().join()
+# It keeps graphs for each thread, and in older versions of torch only for the one that imports it.
+assert "torch._inductor.cudagraph_trees" not in sys.modules
 assert torch.equal(torch.get_rng_state(), state)
 before = set(sys.modules)
 import pytorch_lightning

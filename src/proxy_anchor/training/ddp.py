@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from inspect import signature
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -14,6 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from proxy_anchor.training.module import MetricLearner
+
+# Torch's wrapper warns of the older name since 2.13.
+_SENDS_STATISTICS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in signature(DistributedDataParallel).parameters
+)
 
 
 class LeanDDP(DDPStrategy):
@@ -36,17 +46,33 @@ class LeanDDP(DDPStrategy):
         learner = cast("MetricLearner", self.lightning_module)
         # On CPUs each process's statistics are its own (see `SyncBatchNorms`).
         same_statistics = self.root_device.type == "cuda" or learner.net.batch_norm != "train"
+        if same_statistics:
+            _sync_module_states(learner)  # statistics too: the wrapper may leave out those that it does not send later
         if learner.compiled is not None and same_statistics:
-            _sync_module_states(learner)
             self._gradients = JoinedGradients(learner)
             return
         self._gradients = None
         if same_statistics:
-            self._ddp_kwargs.setdefault("broadcast_buffers", False)
+            self._ddp_kwargs.setdefault(_SENDS_STATISTICS, False)
         super().configure_ddp()
 
     def _setup_model(self, model: LightningModule) -> DistributedDataParallel:  # type: ignore[override]
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None]:
+        """Leave the gradients of a batch that is not the last before a step to that one: the mean of a sum is as good."""
+        gradients, self._gradients = self._gradients, None
+        try:
+            with super().block_backward_sync():
+                yield
+        finally:
+            self._gradients = gradients
+
+    def teardown(self) -> None:
+        """Give up the gradients' memory too."""
+        self._gradients = None
+        super().teardown()
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Average the gradients, where no wrapper has."""
@@ -69,7 +95,7 @@ class JoinedGradients:
         self._pieces = [(_joined(parameters), parameters) for parameters in kinds.values()]
 
     def average(self) -> None:
-        """Replace each gradient by the mean over all processes, which all call this.
+        """Replace each gradient by the mean over all processes, which all call this with gradients of the same parameters.
 
         Gradients that were averaged before, and to which each process has added since, come out right too.
         """

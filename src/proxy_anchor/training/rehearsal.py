@@ -58,16 +58,17 @@ def rehearse_gradients(net: nn.Module, shape: Sequence[int], device: torch.devic
 def rehearse_evaluation(net: nn.Module, shape: Sequence[int], device: torch.device, precision: str) -> None:
     """Embed a batch of this shape (B, 3, H, W) in this thread, as an evaluation does, with values that mean nothing.
 
-    net: on no device ("meta"), and on this one afterwards; its values are whatever was in memory.
+    net: on no device ("meta"), and on this one afterwards; its values are 0. What torch keeps of the card's memory for the next
+    time is left to the caller.
     """
     dtype = _DTYPES.get(precision, torch.float32)
     net.to_empty(device=device).to(memory_format=torch.channels_last).eval()
     images = _blank(shape, device, torch.uint8)
     with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        # Not whatever was in memory: some networks (Swin, LeViT) look up biases by a buffer of indices, and one that is out of
+        # range is an error that a card does not recover from.
+        torch._foreach_zero_([*net.parameters(), *net.buffers()])
         net(images)
-    del images
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # where decoded images are kept follows from what is free
 
 
 def find_convolutions(net: nn.Module, shape: Sequence[int]) -> list[tuple]:
