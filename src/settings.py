@@ -564,6 +564,7 @@ def check_config(cfg: DictConfig) -> None:
             f"trainer.check_val_every_n_epoch={cfg.trainer.check_val_every_n_epoch} does not divide trainer.max_epochs="
             f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
         )
+    _check_accelerator(cfg.trainer.accelerator)
     check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
     if cfg.trainer.deterministic and cfg.trainer.benchmark:
         raise UsageError(
@@ -604,4 +605,16 @@ def check_config(cfg: DictConfig) -> None:
     if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
         raise UsageError(
             "frozen batch norm needs pretrained weights: add batch_norm=train to backbone.pretrained=false."
+        )
+
+
+def _check_accelerator(name: object) -> None:
+    """Raise UsageError for a GPU where torch finds none: the trainer would not say what to do about it."""
+    import torch
+
+    found = torch.cuda.is_available() or (name == "gpu" and torch.backends.mps.is_available())
+    if name in ("gpu", "cuda") and not found:
+        raise UsageError(
+            f"trainer.accelerator={name}: torch {torch.__version__} finds no GPU on this machine. Set trainer.accelerator=cpu or "
+            "auto, or install a torch for its driver."
         )

@@ -12,6 +12,7 @@ from cli import compose_train
 from omegaconf import open_dict
 
 import settings
+from proxy_anchor.errors import UsageError
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.ddp import LeanDDP
 
@@ -141,3 +142,14 @@ def test_several_processes_train_with_this_packages_form_of_ddp(
         cfg.trainer.update(given)
     found = settings.strategy(cfg)
     assert type(found) is LeanDDP if ours else found == cfg.trainer.strategy
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda"])
+def test_a_gpu_that_is_not_there_is_said_with_the_repair(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    cfg = compose_train(*COMPILED, "batch_norm=train", f"trainer.accelerator={name}")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    settings.check_config(cfg)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=f"trainer.accelerator={name}: .* no GPU .*Set trainer.accelerator=cpu"):
+        settings.check_config(cfg)
