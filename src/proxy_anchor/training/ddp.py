@@ -31,7 +31,8 @@ class LeanDDP(DDPStrategy):
 
     A compiled network has all gradients at once, so there is nothing that sending some of them early could hide: they are sent
     in one piece after it. torch's wrapper would treat each by itself, at several kernels apiece, which takes as long as
-    the network's step on a small batch.
+    the network's step on a small batch. Lightning's `on_after_backward` sees each process's own gradients then, and all hooks
+    after it the averaged ones.
 
     Another network is wrapped as torch does it, but
     - on the stream that computes. Lightning makes one for the wrapping, which torch takes for the one where gradients are summed:
