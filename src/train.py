@@ -16,7 +16,7 @@ from proxy_anchor.reports.files import selecting_recall
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
     """One run in `folder`, with further callbacks behind the one that counts Recall; returns what result.json holds."""
-    rehearsal = settings.wake_card(cfg)  # its libraries load while these are imported
+    rehearsal = settings.wake_card(cfg)  # the longest imports are made beside it
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 

@@ -191,9 +191,12 @@ def test_table_of_batch_sizes_is_what_the_runs_wrote(batch):
     folder /= "dimension512_batch180" if batch == 180 else f"batch{batch}"
     assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["batch_size"] == batch
     run = json.loads((folder / "result.json").read_text())
-    *recalls, _, rate = cells_of("## Batch size", str(batch))
+    *recalls, paper, rate = cells_of("## Batch size", str(batch))
     assert recalls == percent(run["best"]["recall"], "1", "2", "4", "8")
     assert rate == f"{run['train_images_per_second']:,.0f}"
+    printed = csv.DictReader((REPOSITORY / "src/proxy_anchor/reports/paper_results.csv").read_text().splitlines())
+    keys = {"table": "tab:batch_size_fine", "batch_size": str(batch), "dataset": "cars", "k": "1"}
+    assert [paper] == [row["value"] for row in printed if keys.items() <= row.items()]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
