@@ -1,7 +1,5 @@
 """How long a command takes before it does anything, beside what importing PyTorch alone takes.
 
-Also what importing Lightning and timm takes, and ending, with Python's garbage collection as it comes and as the commands have it.
-
     python benchmarks/startup.py
 
 Each command runs in a process of its own. Appends a row per command to results/startup.jsonl.
@@ -29,7 +27,6 @@ TINY = [
     "trainer.enable_progress_bar=false",
 ]
 IMPORTS = "import pytorch_lightning, timm"
-LESS_OFTEN = "from proxy_anchor.allocator import look_for_garbage_less_often as f; f()"
 COMMANDS: dict[str, Sequence[str]] = {
     "import torch": ["-c", "import torch"],
     "import proxy_anchor": ["-c", "import proxy_anchor"],
@@ -38,7 +35,6 @@ COMMANDS: dict[str, Sequence[str]] = {
     "evaluate.py --help": [str(SRC / "evaluate.py"), "--help"],
     "train.py, one tiny epoch": [str(SRC / "train.py"), *TINY],
     IMPORTS: ["-c", IMPORTS],
-    "the same, garbage looked for less often": ["-c", f"{LESS_OFTEN}; {IMPORTS}"],
 }
 
 

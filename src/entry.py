@@ -36,7 +36,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from proxy_anchor.allocator import keep_freed_memory, look_for_garbage_less_often
+from proxy_anchor.allocator import keep_freed_memory
 from proxy_anchor.errors import AgreedError, FolderTaken, UsageError, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.reports.tables import format_table
@@ -189,7 +189,6 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
-    look_for_garbage_less_often()
     register_plugins()
     _quieten()
     keep_freed_memory()

@@ -7,10 +7,8 @@ stand inside the functions that need them, so that errors come at once.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose
@@ -149,41 +147,6 @@ def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
         write_skipped(folder, splits)
 
 
-def wake_card(cfg: DictConfig) -> Thread | None:
-    """Start the run's card beside what comes before the first step, and for a network that will be compiled rehearse what it does
-    there. The thread that still does so.
-    """
-    from proxy_anchor.training.wake import card_of_this_process, import_beside, wake_card
-
-    device = card_of_this_process(cfg.trainer.accelerator, cfg.trainer.devices)
-    if device is None:
-        return None
-    thread: Thread | None = wake_card(device)
-    # Other kernels are chosen with these.
-    if not cfg.get("compile") or cfg.trainer.get("deterministic") or cfg.trainer.get("benchmark"):
-        return thread
-
-    import torch
-
-    with suppress(Exception):  # what cannot be understood is refused later, in words
-        from proxy_anchor.training.rehearsal import rehearse_evaluation, rehearse_gradients
-
-        side, precision = cfg.dataset.images.crop, str(cfg.trainer.precision)
-        trained = cfg.data.batch_size // int(os.environ.get("WORLD_SIZE", 1))
-        with torch.device("meta"):
-            net = make_network(cfg, pretrained=False, weights=None)
-        thread = rehearse_gradients(net, (trained, 3, side, side), device, precision)
-        importing = import_beside()
-        try:
-            for images in dict.fromkeys((cfg.data.eval_batch_size or cfg.data.batch_size, trained)):
-                rehearse_evaluation(net, (images, 3, side, side), device, precision)
-        finally:
-            importing.join()
-    # Where decoded images are kept follows from what is free. Here, as an error holds its tensors until it has been dealt with.
-    torch.cuda.empty_cache()
-    return thread
-
-
 def make_network(cfg: DictConfig, **others: Any) -> EmbeddingNet:
     """The embedding network of a run, but for these arguments of `EmbeddingNet`."""
     from proxy_anchor.models.embedding_net import EmbeddingNet
@@ -191,6 +154,33 @@ def make_network(cfg: DictConfig, **others: Any) -> EmbeddingNet:
     backbone = {key: cfg.backbone[key] for key in ("pooling", "pretrained", "weights", "drop_path")}
     shape = {"image_size": cfg.dataset.images.crop, "batch_norm": cfg.batch_norm}
     return EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **{**shape, **backbone, **others})
+
+
+def whether_to_compile(cfg: DictConfig, net: EmbeddingNet, num_images: int, before: Checkpoint | None) -> bool:
+    """What compile=auto means for a run with these training images per epoch; a run that goes on stays as it began."""
+    if cfg.compile != "auto":
+        return cfg.compile
+    if before is not None and isinstance(decided := before.metadata["config"].get("compile"), bool):
+        return decided
+    import torch
+
+    from proxy_anchor.training.compile import COMPILE_FROM, check_file, recall_check
+
+    trained = num_images * cfg.trainer.max_epochs
+    if trained >= COMPILE_FROM or not torch.cuda.is_available():
+        return trained >= COMPILE_FROM
+    # The compiler's cache holds this network. Ranks may not see the same cache, and must not differ.
+    side = cfg.dataset.images.crop
+    precision = {"32": "32-true"}.get(str(cfg.trainer.precision), cfg.trainer.precision)
+    file = check_file(net.train(), (cfg.data.batch_size, 3, side, side), precision, torch.device("cuda"))
+    if not one_of_several() and not cfg.deterministic and recall_check(file) is not None:
+        return True
+    print(
+        f"network not compiled: {trained:,} training images do not pay for it (from {COMPILE_FROM:,} on they do); "
+        "compile=true compiles, and later starts find the result.",
+        flush=True,
+    )
+    return False
 
 
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:
@@ -363,6 +353,7 @@ UNIMPORTANT = (
     "data.cache",
     "data.cache_dir",
     "data.eval_batch_size",
+    "compile",
 )
 
 
@@ -432,6 +423,7 @@ _ANY_TYPE = (
     "logger.wandb.name",
     "trainer.gradient_clip_val",
     "recall_k",
+    "compile",
     "trainer.precision",
     "trainer.devices",
     "trainer.strategy",
@@ -565,6 +557,7 @@ def check_config(cfg: DictConfig) -> None:
             f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
         )
     _check_accelerator(cfg.trainer.accelerator)
+    check_choice("compile", cfg.compile, [False, True, "auto"])
     check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
     if cfg.trainer.deterministic and cfg.trainer.benchmark:
         raise UsageError(

@@ -16,7 +16,6 @@ from proxy_anchor.reports.files import selecting_recall
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
     """One run in `folder`, with further callbacks behind the one that counts Recall; returns what result.json holds."""
-    rehearsal = settings.wake_card(cfg)  # the longest imports are made beside it
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
@@ -42,7 +41,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
         return result
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=settings.selecting_set(cfg))
-    startup, health, memory = Startup(entry.STARTED, rehearsal), Health(folder), PeakMemory()
+    startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()
     trainer = instantiate(
         cfg.trainer,
         strategy=settings.strategy(cfg),
@@ -57,6 +56,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
+    cfg.compile = settings.whether_to_compile(cfg, net, len(data.splits.train), before)
     metadata = settings.run_metadata(cfg, data.splits, before)
     compilation = settings.compilation(cfg, data.num_eval_images)
     learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, **compilation)

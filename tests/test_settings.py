@@ -1,9 +1,9 @@
-"""From the config to the card that is started early and to the strategy of several."""
+"""From the config to whether the network is compiled and to the strategy of several processes."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+import functools
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,108 +13,46 @@ from omegaconf import open_dict
 
 import settings
 from proxy_anchor.errors import UsageError
-from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training import compile
 from proxy_anchor.training.ddp import LeanDDP
 
 COMPILED = ("backbone=test_efficientnet", "backbone.pretrained=false", "compile=true", "data.batch_size=8")
 
 
-@pytest.fixture
-def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """What is rehearsed on a card that is not there, and done beside it: (what, network's side, shape, device, precision)."""
-    calls: list[tuple] = []
+class Net:
+    """Stands for a network whose check is, or is not, in the compiler's cache."""
 
-    def note(what: str) -> Callable[..., str]:
-        return lambda net, *given: calls.append((what, net.config["image_size"], *given)) or "rehearsed"  # type: ignore[func-returns-value]
+    def train(self) -> Net:
+        return self
 
-    importing = SimpleNamespace(join=lambda: calls.append(("imported",)))
-    for name in ("LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+
+def test_auto_compiles_long_runs_and_networks_that_an_earlier_run_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    cfg = compose_train(*COMPILED, "compile=auto", "trainer.max_epochs=10", "trainer.accelerator=cpu")
+    asked: list[tuple] = []
+    monkeypatch.setattr(compile, "check_file", lambda *given: asked.append(given[1:3]) or tmp_path / "check.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("proxy_anchor.training.wake.wake_card", lambda device: "woken")
-    monkeypatch.setattr("proxy_anchor.training.wake.import_beside", lambda: importing)
-    monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_gradients", note("gradients"))
-    monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_evaluation", note("evaluation"))
-    return calls
-
-
-def test_what_is_rehearsed_is_this_processs_part_of_a_batch(
-    rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cfg = compose_train(*COMPILED, "trainer.precision=bf16-mixed", "dataset.images.crop=64")
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
-    assert settings.wake_card(cfg) == "rehearsed"
-    assert torch.equal(torch.get_rng_state(), state)
-    run = (64, (8, 3, 64, 64), torch.device("cuda", 0), "bf16-mixed")
-    assert rehearsed == [("gradients", *run), ("evaluation", *run), ("imported",)]
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    cfg.trainer.devices = 2
-    rehearsed.clear()
-    assert settings.wake_card(cfg) == "rehearsed"
-    half = (64, (4, 3, 64, 64), torch.device("cuda", 1), "bf16-mixed")
-    # Evaluation divides the images, not its batches.
-    whole = (64, (8, 3, 64, 64), torch.device("cuda", 1), "bf16-mixed")
-    assert rehearsed == [("gradients", *half), ("evaluation", *whole), ("evaluation", *half), ("imported",)]
-    cfg.data.eval_batch_size = 5
-    rehearsed.clear()
-    settings.wake_card(cfg)
-    assert [shape[0] for _, _, shape, *_ in rehearsed[:-1]] == [4, 5, 4]
-
-
-def test_the_network_that_is_rehearsed_is_the_one_that_is_trained(
-    rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nets: list[EmbeddingNet] = []
-    monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_evaluation", lambda net, *given: nets.append(net))
-    settings.wake_card(compose_train(*COMPILED, "backbone.pooling=gem", "embedding_dim=7"))
-    expected = {"backbone": "test_efficientnet", "pooling": "gem", "embedding_dim": 7}
-    assert [nets[0].config[key] for key in expected] == list(expected.values())
-
-
-def test_what_the_card_refuses_is_left_to_training_and_its_memory_given_back(
-    rehearsed: list[tuple], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = []
-
-    def fail(*given: object) -> None:
-        activations = torch.zeros(1)  # which the error's traceback holds
-        held.append(weakref.ref(activations))
-        raise torch.cuda.OutOfMemoryError
-
-    monkeypatch.setattr("proxy_anchor.training.rehearsal.rehearse_evaluation", fail)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: rehearsed.append(("emptied", held[-1]() is None)))
-    assert settings.wake_card(compose_train(*COMPILED)) == "rehearsed"  # the thread that is at work all the same
-    assert rehearsed[-2:] == [("imported",), ("emptied", True)]
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["compile=false"],
-        ["deterministic=true"],
-        ["trainer.deterministic=warn"],
-        ["trainer.benchmark=true"],
-        ["backbone.name=resnot50"],
-        ["data.batch_size=null"],
-        ["data.batch_size=many"],
-        ["dataset.images.crop=0"],
-        ["embedding_dim=-1"],
-    ],
-    ids=" ".join,
-)
-def test_other_kernels_and_what_is_refused_later_are_not_rehearsed(
-    rehearsed: list[tuple], overrides: list[str]
-) -> None:
-    assert settings.wake_card(compose_train(*COMPILED, *overrides)) == "woken"
-    assert rehearsed == []
-
-
-def test_keys_of_the_trainer_may_be_left_out(rehearsed: list[tuple]) -> None:
-    cfg = compose_train(*COMPILED, "~trainer.benchmark", "~trainer.strategy", "~trainer.num_nodes")
-    assert settings.wake_card(cfg) == "rehearsed"
-    assert settings.strategy(cfg) == "auto"
+    decide = functools.partial(settings.whether_to_compile, cfg, Net())
+    assert decide(50_000, None) is True
+    assert asked == []
+    assert capsys.readouterr().out == ""
+    assert decide(49_999, None) is False
+    assert "499,990 training images" in capsys.readouterr().out
+    assert asked == [((8, 3, 48, 48), "32-true")]
+    compile.remember_check(tmp_path / "check.json", compile.GradientCheck(0.9, 0.9))
+    assert decide(49_999, None) is True
+    monkeypatch.setenv("LOCAL_RANK", "0")  # ranks may see different caches
+    assert decide(49_999, None) is False
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert decide(49_999, None) is False
+    # A run that goes on stays as it began.
+    for began in (True, False):
+        assert decide(1_000_000, SimpleNamespace(metadata={"config": {"compile": began}})) is began
+    for given in (True, False):
+        cfg.compile = given
+        assert decide(1, None) is given
 
 
 @pytest.mark.parametrize(

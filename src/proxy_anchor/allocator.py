@@ -1,10 +1,8 @@
-"""What a process does with memory: what it asks the system for on a CPU, and how often Python looks for what is unused."""
+"""What a process asks the system for on a CPU."""
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import gc
 import sys
 from contextlib import suppress
 
@@ -24,13 +22,3 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
         return bool(mallopt(_M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
     return False
-
-
-def look_for_garbage_less_often() -> None:
-    """For commands: Python goes through all objects again and again while they are being made, and once more before it ends.
-
-    That is a third of the time that importing Lightning and ending take (docs/speed.md). What is in no cycle of references is freed
-    at once, as ever.
-    """
-    gc.set_threshold(20_000, 10, 10)
-    atexit.register(gc.freeze)  # registered before others, called after them

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import compile as module
-from proxy_anchor.training.compile import CompiledNet, compare, compiler_options
+from proxy_anchor.training.compile import (
+    CompiledNet,
+    GradientCheck,
+    check_file,
+    check_gradients,
+    compiler_options,
+    recall_check,
+    remember_check,
+)
 from proxy_anchor.training.module import MetricLearner
-from proxy_anchor.training.startup import Startup
+from proxy_anchor.training.startup import Startup, check_compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -23,7 +36,7 @@ GIVEN: dict = {}  # options of the last compilation
 
 
 @pytest.fixture(autouse=True)
-def _without_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_code_generation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Trace and differentiate as always, but run PyTorch's own kernels: a C++ compiler would take half a minute."""
     compile = torch.compile
 
@@ -33,6 +46,7 @@ def _without_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
         return compile(forward, backend="aot_eager", dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", traced)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))  # where checks are remembered
     torch._dynamo.reset()
 
 
@@ -45,7 +59,7 @@ def test_training_compiled_equals_training_plain(
     start = {name: value.clone() for name, value in compiled.net.state_dict().items()}
     compiled.compiled = CompiledNet(compiled.net)
     make_trainer(max_epochs=3, callbacks=[startup]).fit(compiled, make_data())
-    assert "cosine with the plain network's 1.0000" in capsys.readouterr().out
+    assert "cosine with the plain float32 network's is 1.0000" in capsys.readouterr().out
     assert startup.seconds["compilation"] > 0
     for name, value in compiled.net.state_dict().items():
         torch.testing.assert_close(value, plain.net.state_dict()[name], atol=2e-4, rtol=1e-3, msg=name)
@@ -67,7 +81,7 @@ def test_drop_path_passes_the_check_and_only_it_changes_the_compilers_random_num
         learner.compiled, trainer.datamodule = CompiledNet(learner.net), make_data()
         learner.train()
         assert {"fallback_random": drop_path > 0, **compiler_options()} == GIVEN
-        assert module.check_compiled(trainer, learner) > 0.999
+        assert "is 1.0000" in check_compiled(trainer, learner)
 
 
 def test_the_check_leaves_statistics_and_random_numbers_alone(
@@ -80,7 +94,7 @@ def test_the_check_leaves_statistics_and_random_numbers_alone(
     learner.train()
     before = {name: buffer.clone() for name, buffer in learner.net.named_buffers()}
     state = torch.get_rng_state()
-    assert module.check_compiled(trainer, learner) > 0.999
+    assert "is 1.0000" in check_compiled(trainer, learner)
     assert all(torch.equal(buffer, before[name]) for name, buffer in learner.net.named_buffers())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in learner.parameters())
@@ -129,72 +143,6 @@ def test_only_options_that_this_torch_knows_are_given(monkeypatch: pytest.Monkey
     assert compiler_options() == {"triton.cudagraphs": torch.cuda.is_available()}
 
 
-def test_only_a_run_that_trains_has_the_compiler_get_ready(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    for place in ("proxy_anchor.training.compile.prepare_compiler", "proxy_anchor.training.startup.prepare_compiler"):
-        monkeypatch.setattr(place, lambda: calls.append(1))
-    learner = make_learner()
-    make_trainer(callbacks=[Startup(0.0)]).validate(learner, make_data(), verbose=False)
-    learner.compiled = CompiledNet(learner.net, num_evaluated=1)
-    make_trainer().validate(learner, make_data(), verbose=False)  # as evaluate.py does
-    assert calls == []
-    make_trainer(callbacks=[Startup(0.0)]).validate(learner, make_data(), verbose=False)
-    assert calls == [1]
-
-
-def test_a_compiler_that_cannot_get_ready_early_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from torch._inductor.async_compile import AsyncCompile
-
-    asked = []
-
-    def fail() -> None:
-        asked.append(1)
-        raise RuntimeError("no processes here")
-
-    monkeypatch.setattr(AsyncCompile, "use_process_pool", fail)
-    for available in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        module.prepare_compiler.__wrapped__()
-        assert asked == [1] * available
-    assert capfd.readouterr().err == ""
-
-
-class Joined:
-    """Stands for the rehearsal's thread, and notes when it was waited for."""
-
-    def __init__(self, events: list[str]) -> None:
-        self.events = events
-
-    def join(self) -> None:
-        self.events.append("joined")
-
-
-def test_the_rehearsal_ends_before_kernels_are_recorded(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    learner, gradient = make_learner(), module._gradient
-    monkeypatch.setattr(module, "_gradient", lambda *given: events.append("gradient") or gradient(*given))
-    # Few images: the network itself evaluates, beside the rehearsal.
-    learner.compiled = CompiledNet(learner.net, num_evaluated=1)
-    trainer = make_trainer(max_epochs=1, callbacks=[Startup(0.0, Joined(events))])
-    trainer.validate(learner, make_data(), verbose=False)
-    assert events == []
-    learner.net.register_forward_hook(lambda net, given, out: events.append("plain") if net.training else None)
-    trainer.fit(learner, make_data())
-    # Compiling takes long, and comes before the wait.
-    assert events[:5] == ["joined", "gradient", "plain", "joined", "gradient"]
-    # Many: the evaluation is compiled.
-    learner.compiled = CompiledNet(learner.net)
-    events.clear()
-    make_trainer(callbacks=[Startup(0.0, Joined(events))]).validate(learner, make_data(), verbose=False)
-    assert events == ["joined"]
-
-
 def test_few_images_are_evaluated_by_the_network_itself_and_many_compiled(make_learner: Callable) -> None:
     net, images = make_learner().net.eval(), torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
     for num_evaluated, expected in ((module.MANY_IMAGES - 1, 0), (module.MANY_IMAGES, 1), (None, 1)):
@@ -215,18 +163,162 @@ def test_a_learner_hands_on_how_many_images_will_be_evaluated(make_learner: Call
     assert MetricLearner(net, torch.nn.Identity(), num_evaluated=5).compiled is None
 
 
-@pytest.mark.parametrize("wrong", ["nan", "zero", "other", "one layer"])
-def test_gradients_that_differ_are_refused(wrong: str) -> None:
-    plain = torch.randn(1000)
-    broken = {
-        "nan": plain.clone().index_fill_(0, torch.tensor([3]), float("nan")),
-        "zero": torch.zeros(1000),
-        "other": torch.randn(1000),
-        "one layer": plain * (torch.arange(1000) > 300),
-    }[wrong]
-    with pytest.raises(UsageError, match=r"^the compiled network's gradients differ .*compile=false"):
-        compare(plain, broken)
-    assert compare(plain, plain + 0.05 * torch.randn(1000)) > 0.99
+def small_net(batch_norm: str = "train", seed: int = 0) -> EmbeddingNet:
+    """A network whose batch norm has statistics of its own, in training mode."""
+    torch.manual_seed(seed)
+    net = EmbeddingNet("test_resnet", 16, pretrained=False, image_size=64, batch_norm=batch_norm)
+    for name, buffer in net.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.normal_()
+        elif name.endswith("running_var"):
+            buffer.uniform_(0.5, 2)
+    return net.train()
+
+
+def photographs(seed: int, count: int = 12, side: int = 64) -> torch.Tensor:
+    """Smooth random images (B, 3, H, W) in 0-255."""
+    small = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) * 255
+    return torch.nn.functional.interpolate(small, size=side, mode="bilinear").to(torch.uint8)
+
+
+def check(net: EmbeddingNet, embed: Callable, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> GradientCheck:
+    torch.manual_seed(seed)
+    loss = ProxyAnchorLoss(6, net.config["embedding_dim"])
+    images = photographs(seed, side=net.config["image_size"])
+    half = dtype != torch.float32
+    precision = functools.partial(torch.autocast, "cpu", dtype if half else torch.bfloat16, enabled=half)
+    return check_gradients(net, embed, loss, images, torch.arange(12) // 2, precision)
+
+
+def with_gradient(change: Callable[[torch.Tensor], torch.Tensor], name: str) -> Callable[[EmbeddingNet], Callable]:
+    """A forward that passes a gradient changed by `change` to the parameters of one module."""
+
+    def make(net: EmbeddingNet) -> Callable:
+        module = net.get_submodule(name)
+
+        def forward(images: torch.Tensor) -> torch.Tensor:
+            changed = {}
+            for key, p in module.named_parameters():
+                copy = p.clone()
+                if copy.requires_grad:
+                    copy.register_hook(change)
+                changed[f"{name}.{key}"] = copy
+            return torch.func.functional_call(net, changed, images)
+
+        return forward
+
+    return make
+
+
+def other_batch_norm_mode(net: EmbeddingNet) -> Callable:
+    norms = [each for each in net.modules() if isinstance(each, torch.nn.modules.batchnorm._BatchNorm)]
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        modes = [each.training for each in norms]
+        for norm, mode in zip(norms, modes, strict=True):
+            norm.train(not mode)
+        try:
+            return net(images)
+        finally:
+            for norm, mode in zip(norms, modes, strict=True):
+                norm.train(mode)
+
+    return forward
+
+
+def detached(net: EmbeddingNet) -> Callable:
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        pixels = (images.float() - net.mean) / net.std
+        features = net.pool(net.backbone(pixels)).detach()
+        return torch.nn.functional.normalize(net.head(features.float()))
+
+    return forward
+
+
+FAULTS = {
+    "a block's gradient is zero": with_gradient(torch.zeros_like, "backbone.layer2.0"),
+    "a convolution's gradient is zero": with_gradient(torch.zeros_like, "backbone.conv1.0"),
+    "NaN": with_gradient(lambda g: g * float("nan"), "backbone.conv1.3"),
+    "infinity in one number": with_gradient(lambda g: g.index_fill(0, torch.tensor([0]), float("inf")), "head"),
+    "a sign": with_gradient(torch.neg, "backbone.layer2.0"),
+    "three times too long": with_gradient(lambda g: 3 * g, "backbone.layer2.0"),
+    "a detached backbone": detached,
+    "the other mode of batch norm": other_batch_norm_mode,
+}
+
+
+@pytest.mark.parametrize("batch_norm", ["train", "frozen_statistics"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "float32"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_planted_fault_is_refused(fault: str, dtype: torch.dtype, batch_norm: str) -> None:
+    for seed in (0, 1, 2):
+        net = small_net(batch_norm, seed)
+        with pytest.raises(
+            UsageError, match=r"^the compiled network's .* (is|are) wrong: .* Train with compile=false\.$"
+        ):
+            check(net, FAULTS[fault](net), seed, dtype)
+
+
+@pytest.mark.parametrize("batch_norm", ["train", "frozen_statistics"])
+def test_rounding_alone_is_no_fault(batch_norm: str) -> None:
+    for seed in (0, 1, 2):
+        net = small_net(batch_norm, seed)
+
+        def other_rounding(images: torch.Tensor, net: EmbeddingNet = net) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):  # of a network with slightly other weights
+                noisy = {name: p * (1 + 2**-9 * torch.randn_like(p)) for name, p in net.named_parameters()}
+                return torch.func.functional_call(net, noisy, images)
+
+        found = check(net, other_rounding, seed)
+        assert found.plain < 1
+        assert abs(found.compiled - found.plain) < 0.1
+
+
+def test_the_check_measures_from_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = small_net()
+    assert check(net, net, dtype=torch.float32) == pytest.approx((1, 1), abs=1e-5)
+    half = check(net, net)
+    assert half.plain == half.compiled < 0.9999
+
+
+def test_a_check_is_remembered_until_what_it_depends_on_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    cpu = torch.device("cpu")
+    file = check_file(small_net(), (12, 3, 64, 64), "bf16-mixed", cpu)
+    assert file == check_file(small_net(seed=1), (12, 3, 64, 64), "bf16-mixed", cpu)  # whatever the weights
+    assert tmp_path in file.parents
+    others = [
+        check_file(small_net(), (13, 3, 64, 64), "bf16-mixed", cpu),
+        check_file(small_net(), (12, 3, 64, 64), "16-mixed", cpu),
+        check_file(small_net("frozen_statistics"), (12, 3, 64, 64), "bf16-mixed", cpu),
+        check_file(small_net("frozen"), (12, 3, 64, 64), "bf16-mixed", cpu),
+        check_file(EmbeddingNet("test_vit", 16, pretrained=False).train(), (12, 3, 64, 64), "bf16-mixed", cpu),
+    ]
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    others.append(check_file(small_net(), (12, 3, 64, 64), "bf16-mixed", cpu))
+    assert len({file, *others}) == 7
+    assert recall_check(file) is None
+    remember_check(file, GradientCheck(0.9, 0.95))
+    assert recall_check(file) == (0.9, 0.95)
+    file.write_text("{")
+    assert recall_check(file) is None
+    remember_check(file / "no folder" / "x.json", GradientCheck(0.9, 0.95))  # says nothing
+
+
+def test_a_later_start_does_not_repeat_the_check(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    said = []
+    for _ in range(2):
+        learner = make_learner()
+        plain_passes: list[int] = []
+        learner.net.register_forward_hook(lambda net, given, out, runs=plain_passes: runs.append(1))
+        learner.compiled = CompiledNet(learner.net)  # calls the network's forward, without hooks
+        make_trainer(callbacks=[Startup(0.0)]).fit(learner, make_data())
+        said.append((len(plain_passes), "checked at an earlier start" in capsys.readouterr().out))
+    assert said == [(2, False), (0, True)]
 
 
 def test_a_backbone_without_gradient_is_noticed(
@@ -245,5 +337,102 @@ def test_a_backbone_without_gradient_is_noticed(
         return embeddings
 
     monkeypatch.setattr(CompiledNet, "__call__", cut)
-    with pytest.raises(UsageError, match="gradients differ"):
+    with pytest.raises(UsageError, match=r"gradient of .* is wrong"):
         make_trainer(callbacks=[Startup(0.0)]).fit(learner, make_data())
+
+
+# A small member of each family, at the size of its smallest image.
+FAMILIES = [
+    *(
+        "bninception",
+        "googlenet",
+        "resnet18",
+        "tf_efficientnet_lite0",
+        "vit_tiny_patch16_224",
+        "regnetx_002",
+        "seresnet18",
+    ),
+    *(
+        "densenet121",
+        "dla34",
+        "hardcorenas_a",
+        "mobilenetv2_050",
+        "mobilenetv3_small_050",
+        "mobilenetv4_conv_small_050",
+    ),
+    *(
+        "mnasnet_small",
+        "fbnetc_100",
+        "rexnet_100",
+        "ghostnet_050",
+        "lcnet_050",
+        "tinynet_e",
+        "efficientnet_b0",
+        "mixnet_s",
+    ),
+    *(
+        "convnext_atto",
+        "convnextv2_atto",
+        "edgenext_xx_small",
+        "repvgg_a0",
+        "resnext50_32x4d",
+        "res2net50_14w_8s",
+        "vgg11_bn",
+    ),
+    *(
+        "inception_v3",
+        "xception41",
+        "cspresnet50",
+        "selecsls42b",
+        "skresnet18",
+        "starnet_s1",
+        "fasternet_t0",
+        "mobileone_s0",
+    ),
+    *("deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "pit_ti_224", "cait_xxs24_224", "xcit_nano_12_p16_224"),
+    *(
+        "mixer_s32_224",
+        "poolformer_s12",
+        "caformer_s18",
+        "levit_128s",
+        "mobilevit_xxs",
+        "efficientformer_l1",
+        "visformer_tiny",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", FAMILIES)
+def test_no_family_is_refused_for_its_rounding(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the traced network of each would take minutes: another order of rounding stands for it
+    config = timm.models.get_pretrained_cfg(backbone)
+    side = config.input_size[1] if config.fixed_input_size else 96
+    for batch_norm, seed in itertools.product(("train", "frozen_statistics"), range(3)):
+        torch.manual_seed(seed)
+        net = EmbeddingNet(backbone, 32, pretrained=False, image_size=side, batch_norm="train").train()
+        if batch_norm != "train":
+            for each in net.modules():
+                if isinstance(each, torch.nn.modules.batchnorm._BatchNorm):
+                    each.momentum = None  # the mean of what it sees
+            with torch.no_grad():
+                net(photographs(seed, 24, side))
+            net.batch_norm = batch_norm
+            net.train()
+
+        def other_rounding(images: torch.Tensor, net: EmbeddingNet = net) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                noisy = {name: p * (1 + 2**-9 * torch.randn_like(p)) for name, p in net.named_parameters()}
+                return torch.func.functional_call(net, noisy, images)
+
+        check(net, other_rounding, seed)
+
+
+@pytest.mark.parametrize("batch_norm", ["train", "frozen_statistics"])
+def test_the_compiler_itself_passes(batch_norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on a CPU")
+    monkeypatch.undo()
+    net = small_net(batch_norm)
+    found = check(net, CompiledNet(net))
+    assert found.compiled > found.plain - 0.05

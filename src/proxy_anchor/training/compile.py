@@ -2,54 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import suppress
-from functools import cache
-from threading import Thread
-from typing import TYPE_CHECKING
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import pytorch_lightning as pl
+import timm
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.training.beside import run_beside
-from proxy_anchor.training.gather import gather_batch
-
-if TYPE_CHECKING:
-    from proxy_anchor.training.module import MetricLearner
+from proxy_anchor.reports.files import write_json
 
 # From here on compiling for evaluation too pays: 8 to 20 s more at the start, 20 us less per image (docs/speed.md).
 MANY_IMAGES = 1_000_000
 
-MIN_COSINE = 0.95  # bf16 gradients of two orders of summation agree to 0.99 and better; a broken kernel is far off
+# compile=auto compiles from this many training images per run: compiling costs 30 to 120 s more at the start and saves
+# 80 to 170 us per image (docs/speed.md).
+COMPILE_FROM = 500_000
 
 
 class CompiledNet:
-    """The network's forward, compiled for one shape of batch; on a GPU as one CUDA graph, which Python launches at once.
+    """The network's forward, compiled for one shape of batch; on a GPU as one CUDA graph.
 
     A shorter batch (the last of an evaluation) is filled up with copies of its first image, whose embeddings are dropped:
-    preparing once more for its shape would take longer than many epochs, and some seconds where nothing is compiled.
+    another shape would be compiled once more, which takes longer than many epochs.
 
     Args:
-        net: images (B, 3, H, W) to embeddings (B, D). num_evaluated: images that will be embedded without gradients; fewer than a
-            million run through `net` itself, because compiling for them would take longer. None: many.
+        net: images (B, 3, H, W) to embeddings (B, D).
+        num_evaluated: images that will be embedded without gradients; fewer than a million run through `net` itself,
+            because compiling for them would take longer. None: many.
     """
 
     def __init__(self, net: nn.Module, *, num_evaluated: int | None = None) -> None:
-        # The compiler's own random numbers on a card are others than the plain network's, with which it is compared.
+        # The compiler's own random numbers differ from the plain network's, with which it is compared.
         draws = any(isinstance(module, DropPath) and module.drop_prob for module in net.modules())
         self._forward = torch.compile(
             net.forward, dynamic=False, options={"fallback_random": draws, **compiler_options()}
         )
         self._longest = {True: 0, False: 0}  # with and without gradients
         self._net = net if num_evaluated is not None and num_evaluated < MANY_IMAGES else None
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether it is compiled without gradients too."""
-        return self._net is None
 
     def __call__(self, images: Tensor) -> Tensor:
         """As the network's own forward."""
@@ -58,103 +54,208 @@ class CompiledNet:
         missing = self._longest[training] - count
         if missing:
             images = torch.cat([images, images[:1].expand(missing, -1, -1, -1)])
-        # Batches of the workers and of the card are laid out differently, which would be two compilations.
+        # Batches from worker processes and from the GPU differ in layout, which would be two compilations.
         images = images.contiguous(memory_format=torch.channels_last)
         if self._net is not None and not training:
             return self._net(images)[:count]
-        torch.compiler.cudagraph_mark_step_begin()  # the graph may overwrite what it gave before
+        torch.compiler.cudagraph_mark_step_begin()  # the graph may overwrite what it returned before
         embeddings = self._forward(images)
         # An evaluation keeps its embeddings longer than the graph does.
         return embeddings if training else embeddings[:count].clone()
 
 
 def compiler_options() -> dict[str, bool]:
-    """How the network is compiled, as `torch._inductor.config` names it; see docs/speed.md for what was measured."""
+    """How the network is compiled, as `torch._inductor.config` names it; measured in docs/speed.md."""
     from torch._inductor import config  # a second of imports, which torch.compile makes anyway
 
     known = config.get_config_copy()  # options change with torch
     wanted = {
-        # A step of hundreds of small kernels is launched more slowly than the card computes it; as a graph it is not.
+        # Python launches hundreds of small kernels more slowly than the GPU computes them.
         "triton.cudagraphs": torch.cuda.is_available(),
-        # Most kernels are chosen by rule: measuring them takes seconds, chooses differently each time, and wins nothing here.
-        # Who has torch measure all (TORCHINDUCTOR_MAX_AUTOTUNE=1) gets that; both at once is an error of torch's.
+        # Frozen batch norm becomes part of the convolution's weights: 12 % more images/s, a fifth less compile time.
+        "efficient_conv_bn_eval_fx_passes": True,
+        # Kernels are chosen by rule: timing them takes seconds, chooses differently each time, and wins nothing here.
+        # torch refuses this together with TORCHINDUCTOR_MAX_AUTOTUNE=1, which asks for the timing.
         "deterministic": not known.get("max_autotune"),
-        # Another search for loops that could be one: seconds more, and no faster network.
+        # Another search for loops to fuse: seconds more, and no faster network.
         "loop_ordering_after_fusion": False,
     }
     return {name: value for name, value in wanted.items() if name in known}
 
 
-@cache
-def prepare_compiler() -> None:
-    """Have what the compiler of a card's kernels needs made in the background, once, while images are read and evaluated.
-
-    That is its processes: as long as they are not there, it compiles kernels one after another in this one. And the keys of its
-    caches, for which it reads all of torch and of Triton. It makes both itself where this did not, or could not.
+class GradientCheck(NamedTuple):
+    """Cosines of the whole gradient with the plain float32 network's: the plain network's in the run's precision,
+    and the compiled network's.
     """
-    if not torch.cuda.is_available():
-        return
 
-    def make_keys() -> Generator[None]:
-        torch_key()
-        yield
-        triton_key()
-        yield
-
-    with suppress(Exception):  # none of this is torch's public interface
-        from torch._inductor.async_compile import AsyncCompile
-        from torch._inductor.codecache import torch_key
-        from torch._inductor.runtime.triton_compat import triton_key
-
-        AsyncCompile.use_process_pool()  # starts them, and does not wait
-        run_beside(make_keys())
+    plain: float
+    compiled: float
 
 
-def check_compiled(trainer: pl.Trainer, learner: MetricLearner, rehearsal: Thread | None = None) -> float:
-    """The cosine between the compiled network's gradient on the first training batch and the network's own.
+class _Pass(NamedTuple):
+    embeddings: Tensor
+    statistics: Tensor
+    gradients: dict[str, Tensor]
 
-    rehearsal: a thread that uses the card, for which kernels wait that are recorded or timed.
 
-    Compiled networks have been seen to return NaN gradients, and gradients that never reach the backbone, without an error.
-    Leaves weights, statistics and random numbers as they were. Raises UsageError when a gradient is not finite or points
-    elsewhere.
+def check_gradients(
+    net: nn.Module,
+    compiled: Callable[[Tensor], Tensor],
+    loss: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    precision: Callable[[], AbstractContextManager[Any]],
+) -> GradientCheck:
+    """Compare the compiled network with the plain one on a batch.
+
+    The reference is the plain network in float32. The compiled network, in the run's precision, is wrong where it is
+    clearly farther from the reference than the plain network in that precision: bf16 alone turns a gradient by up to 50
+    degrees, so that the distance between two bf16 networks says nothing. All three differentiate the same function of
+    the embeddings, the loss's gradient at the reference, because the loss itself amplifies rounding.
+
+    Args:
+        net, compiled: images (B, 3, H, W) to embeddings (B, D), with the same weights.
+        loss: `loss(embeddings, labels)`.
+        images, labels: a training batch.
+        precision: context manager of the run's precision (autocast).
+
+    Leaves weights, statistics and random numbers as they were. Raises UsageError naming the first module that is wrong.
     """
-    assert learner.compiled is not None
-    devices = [learner.device] if learner.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):  # a DataLoader draws a seed
-        images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
-    images, labels = images.to(learner.device), labels.to(learner.device)
-    statistics = {name: buffer.clone() for name, buffer in learner.net.named_buffers()}
-    gradients = []
-    # Compiling first: the rehearsal goes on beside it.
-    for embed in (learner.compiled, learner.net):
-        with torch.random.fork_rng(devices), trainer.precision_plugin.train_step_context():
+    float32 = torch.autocast(images.device.type, enabled=False)
+    # Without cuDNN the plain passes need none of its kernels prepared, which takes up to 9 s; and float32 is not TF32.
+    reference, cotangent = _run(net, net, images, float32, loss=(loss, labels), cudnn=False)
+    with precision():
+        half = torch.is_autocast_enabled(images.device.type)
+    plain, _ = _run(net, net, images, precision(), cotangent=cotangent, cudnn=not half)
+    found, _ = _run(net, compiled, images, precision(), cotangent=cotangent)
+    compare(reference, plain, found)
+    whole = [torch.cat([*each.gradients.values()]) for each in (reference, plain, found)]
+    cosine = nn.functional.cosine_similarity
+    return GradientCheck(float(cosine(whole[1], whole[0], dim=0)), float(cosine(whole[2], whole[0], dim=0)))
+
+
+def run_once(net: nn.Module, compiled: Callable[[Tensor], Tensor], images: Tensor, precision: Callable) -> None:
+    """Compile: one forward and backward pass that leaves weights, statistics and random numbers as they were."""
+    _run(net, compiled, images, precision(), cotangent=torch.ones((), device=images.device))
+
+
+def _run(
+    net: nn.Module,
+    embed: Callable[[Tensor], Tensor],
+    images: Tensor,
+    precision: AbstractContextManager[Any],
+    *,
+    loss: tuple[nn.Module, Tensor] | None = None,
+    cotangent: Tensor | None = None,
+    cudnn: bool = True,
+) -> tuple[_Pass, Tensor]:
+    """Embeddings, statistics and gradients of one training pass, and the embeddings' gradient that was used."""
+    parameters = {name: each for name, each in net.named_parameters() if each.requires_grad}
+    before = {each: each.clone() for each in net.buffers()}
+    enabled, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, cudnn and torch.backends.cudnn.enabled
+    try:
+        with torch.random.fork_rng([images.device] if images.is_cuda else []):
             torch.manual_seed(0)  # dropout, where there is any
-            embeddings = embed(images)
-            if rehearsal is not None:
-                rehearsal.join()
-            gradients.append(_gradient(learner.loss(*gather_batch(embeddings, labels)), learner.net))
-    for name, buffer in learner.net.named_buffers():
-        buffer.copy_(statistics[name])
-    compiled, plain = gradients
-    return compare(plain, compiled)
+            with precision:
+                embeddings = embed(images)
+            if loss is not None:
+                leaf = embeddings.detach().requires_grad_()
+                (cotangent,) = torch.autograd.grad(loss[0](leaf, loss[1]), leaf)
+                cotangent = cotangent / cotangent.abs().max().clamp_min(1e-30)  # small numbers vanish in float16
+            assert cotangent is not None
+            gradients = torch.autograd.grad(
+                embeddings, [*parameters.values()], cotangent.expand_as(embeddings), allow_unused=True
+            )
+        pairs = zip(parameters.items(), gradients, strict=True)
+        # Clones: a CUDA graph overwrites what it returned.
+        flat = {
+            name: torch.zeros_like(p).flatten() if g is None else g.detach().float().flatten().clone()
+            for (name, p), g in pairs
+        }
+        changes = [(each - value).float().flatten() for each, value in before.items()]
+        return _Pass(embeddings.detach().float().clone(), torch.cat(changes), flat), cotangent
+    finally:
+        torch.backends.cudnn.enabled = enabled
+        with torch.no_grad():
+            for buffer, value in before.items():
+                buffer.copy_(value)
 
 
-def _gradient(loss: Tensor, net: nn.Module) -> Tensor:
-    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    # A parameter's share is scaled to length 1 so that no layer hides behind the steepest one.
-    pairs = zip(found, parameters, strict=True)
-    flat = [torch.zeros_like(p).flatten() if g is None else g.float().flatten() for g, p in pairs]
-    return torch.cat([each / each.norm().clamp_min(1e-12) for each in flat])
+def compare(reference: _Pass, plain: _Pass, compiled: _Pass) -> None:
+    """Raise UsageError, naming what is wrong, unless the compiled pass is about as near to the reference as the plain."""
+    parts = [(each.embeddings.flatten(), each.statistics) for each in (reference, plain, compiled)]
+    for name, *three in zip(("embeddings", "statistics of batch norm"), *parts, strict=True):
+        (want, usual, found), size = three, three[0].norm()
+        if not bool((found - want).norm() <= 3 * (usual - want).norm() + 0.05 * size):  # NaN too
+            raise _wrong(f"the compiled network's {name} are wrong", want, usual, found)
+    # By module: a convolution's bias before batch norm has a gradient of zero, and rounding alone next to its weight.
+    for module, names in _by_module(reference.gradients).items():
+        want, usual, found = (torch.cat([each.gradients[n] for n in names]) for each in (reference, plain, compiled))
+        size, noise, distance = want.norm(), (usual - want).norm(), (found - want).norm()
+        # The share of the reference's gradient that is found; it hears little of the noise, which has no direction.
+        usual_share, share = (torch.dot(each, want) / size.square().clamp_min(1e-30) for each in (usual, found))
+        is_noise = noise > 2 * size  # a gradient of zero by construction: nothing to compare
+        missing = (usual_share > 0.2) & ((share < 0.4 * usual_share) | (share > 2.5 * usual_share))
+        is_wrong = ~is_noise & ((distance > 3 * noise + 0.5 * size) | missing)
+        if bool(is_wrong | ~torch.isfinite(distance)):
+            raise _wrong(f"the compiled network's gradient of {module or 'net'} is wrong", want, usual, found)
 
 
-def compare(plain: Tensor, compiled: Tensor) -> float:
-    """The cosine between two gradients; UsageError when the second is not finite or far from the first."""
-    cosine = float(torch.nn.functional.cosine_similarity(plain, compiled, dim=0))
-    if not cosine >= MIN_COSINE:  # NaN too
-        raise UsageError(
-            f"the compiled network's gradients differ from the network's own (cosine {cosine:.3f}, at least {MIN_COSINE} "
-            "wanted): this torch version miscompiles it. Train with compile=false."
-        )
-    return cosine
+def _wrong(what: str, want: Tensor, usual: Tensor, found: Tensor) -> UsageError:
+    distances = [float((each - want).norm() / want.norm().clamp_min(1e-30)) for each in (usual, found)]
+    return UsageError(
+        f"{what}: relative distance to plain float32 {distances[1]:.3g}, plain network in this precision "
+        f"{distances[0]:.3g}. Train with compile=false."
+    )
+
+
+def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.rpartition(".")[0], []).append(name)
+    return groups
+
+
+def check_file(net: nn.Module, shape: Iterable[int], precision: str, device: torch.device) -> Path:
+    """Where the check of this network, batch shape (B, 3, H, W) and precision is remembered: in the compiler's cache.
+
+    Its name holds whatever may change the compiled network: torch, timm, the GPU, the network, compiler options, code.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    sources = [Path(__file__), *sorted((Path(__file__).parents[1] / "models").glob("*.py"))]
+    backbone = inspect.getsourcefile(type(getattr(net, "backbone", net)))
+    code = b"".join(path.read_bytes() for path in (*sources, *([Path(backbone)] if backbone else [])))
+    key = {
+        "versions": [torch.__version__, timm.__version__, torch.version.cuda],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "network": getattr(net, "config", None),
+        # Layers by their type, settings and mode: synchronised batch norm, dropout and whatever a user replaced.
+        "layers": [
+            f"{name} {module} {module.training}" for name, module in net.named_modules() if not [*module.children()]
+        ],
+        "trained": [name for name, each in net.named_parameters() if each.requires_grad],
+        "shape": list(shape),
+        "precision": precision,
+        "options": compiler_options(),
+        "code": hashlib.sha256(code).hexdigest(),
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
+    return Path(cache_dir()) / "proxy_anchor" / f"{digest[:32]}.json"
+
+
+def recall_check(file: Path) -> GradientCheck | None:
+    """The check that an earlier start passed; None where there is none to be read."""
+    try:
+        return GradientCheck(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def remember_check(file: Path, check: GradientCheck) -> None:
+    """Keep a passed check for later starts; a folder that cannot be written costs them the check."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, check._asdict())
+    except OSError:
+        pass

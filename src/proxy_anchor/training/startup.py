@@ -1,14 +1,16 @@
-"""What happens between the command and the first step, and how long it took."""
+"""What happens between the command and the first step, and how long it takes."""
 
 from __future__ import annotations
 
 import time
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
+import torch
 
-from proxy_anchor.training.compile import check_compiled, prepare_compiler
+from proxy_anchor.errors import AgreedError, UsageError
+from proxy_anchor.training.agreement import gather_objects
+from proxy_anchor.training.compile import check_file, check_gradients, recall_check, remember_check, run_once
 
 if TYPE_CHECKING:
     from proxy_anchor.training.module import MetricLearner
@@ -17,31 +19,58 @@ if TYPE_CHECKING:
 class Startup(pl.Callback):
     """Checks a compiled network before the first step and keeps the time until then.
 
-    started: `time.monotonic()` when the command began. rehearsal: a thread that uses the card since then.
+    Args:
+        started: `time.monotonic()` when the command began.
 
     Attributes:
         seconds: from then to the first step, and "compilation" alone: {"total": ..., "compilation": ...}.
     """
 
-    def __init__(self, started: float, rehearsal: Thread | None = None) -> None:
-        self.started, self._rehearsal = started, rehearsal
+    def __init__(self, started: float) -> None:
+        self.started = started
         self.seconds = {"total": 0.0, "compilation": 0.0}  # stays so where no step was left to take
-
-    def setup(self, trainer: pl.Trainer, pl_module: MetricLearner, stage: str) -> None:  # type: ignore[override]
-        """Have the compiler get ready: not when the network is made, as evaluate.py makes one that it seldom compiles."""
-        if pl_module.compiled is not None:
-            prepare_compiler()
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """Wait for the rehearsal where an evaluation is compiled, and so recorded, before the first step."""
-        if self._rehearsal is not None and pl_module.compiled is not None and pl_module.compiled.evaluates:
-            self._rehearsal.join()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
         """Compile and compare; stop the clock."""
         start = time.monotonic()
         if pl_module.compiled is not None:
-            cosine = check_compiled(trainer, pl_module, self._rehearsal)
-            pl_module.print(f"compiled network: gradient's cosine with the plain network's {cosine:.4f}", flush=True)
+            pl_module.print(f"compiled network: {check_compiled(trainer, pl_module)}", flush=True)
         now = time.monotonic()
         self.seconds = {"total": now - self.started, "compilation": now - start}
+
+
+def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
+    """Compile the network on the first training batch and check its gradient, unless an earlier start did.
+
+    Returns what was found, in words. Raises UsageError when the compiled network is wrong.
+    """
+    assert learner.compiled is not None
+    with torch.random.fork_rng([learner.device] if learner.device.type == "cuda" else []):  # a DataLoader draws a seed
+        images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
+    images, labels = images.to(learner.device), labels.to(learner.device)
+    precision = trainer.precision_plugin.train_step_context
+    file = check_file(learner.net, images.shape, str(trainer.precision), learner.device)
+    check = recall_check(file)
+    # Synchronised batch norm has all ranks compute together, so all check or none does.
+    if all(each is not None for each in gather_objects(check)):
+        assert check is not None
+        run_once(learner.net, learner.compiled, images, precision)
+        when = "checked at an earlier start; its"
+    else:
+        wrong: UsageError | None = None
+        try:
+            check = check_gradients(learner.net, learner.compiled, learner.loss, images, labels, precision)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        except UsageError as error:
+            wrong = error
+        if told := [each for each in gather_objects(wrong and str(wrong)) if each]:
+            raise wrong or AgreedError(told[0])
+        if check is None:
+            return "not checked: the plain float32 network of this batch does not fit in the GPU's memory"
+        remember_check(file, check)
+        when = "its"
+    return (
+        f"{when} gradient's cosine with the plain float32 network's is {check.compiled:.4f} "
+        f"(the plain network's in this precision {check.plain:.4f})"
+    )
