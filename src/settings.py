@@ -556,6 +556,7 @@ def check_config(cfg: DictConfig) -> None:
             f"trainer.check_val_every_n_epoch={cfg.trainer.check_val_every_n_epoch} does not divide trainer.max_epochs="
             f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
         )
+    _check_evaluations(cfg.trainer)
     _check_accelerator(cfg.trainer.accelerator)
     check_choice("compile", cfg.compile, [False, True, "auto"])
     check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
@@ -599,6 +600,35 @@ def check_config(cfg: DictConfig) -> None:
         raise UsageError(
             "frozen batch norm needs pretrained weights: add batch_norm=train to backbone.pretrained=false."
         )
+
+
+def _check_evaluations(trainer: DictConfig) -> None:
+    """Refuse evaluations of other weights than a checkpoint's, or of a part of the images: no file has their Recall."""
+    if (interval := trainer.get("val_check_interval")) is not None and not _is_all(interval):
+        raise UsageError(
+            f"trainer.val_check_interval={interval}: checkpoints are written at the end of an epoch, and their Recall is "
+            "measured there. Leave it out; trainer.check_val_every_n_epoch sets how many epochs apart."
+        )
+    if (limit := trainer.get("limit_val_batches")) is not None and not _is_all(limit):
+        raise UsageError(f"trainer.limit_val_batches={limit}: Recall is that of all images. Leave it out.")
+    for key in ("fast_dev_run", "overfit_batches"):
+        if trainer.get(key):
+            raise UsageError(
+                f"trainer.{key}={trainer[key]}: it evaluates a part of the images, and Recall is that of all. Leave it out; "
+                "+trainer.limit_train_batches=N trains on N batches per epoch."
+            )
+    if not isinstance(trainer.get("max_time"), str | None):
+        raise UsageError(f"trainer.max_time={trainer.max_time}: expected days, hours, minutes, seconds: 00:08:00:00.")
+    for key in ("max_steps", "max_time"):
+        if trainer.get(key) not in (None, -1) and trainer.check_val_every_n_epoch > 1:
+            raise UsageError(
+                f"trainer.{key}={trainer[key]} may end training in an epoch that trainer.check_val_every_n_epoch="
+                f"{trainer.check_val_every_n_epoch} leaves unevaluated. Set trainer.check_val_every_n_epoch=1."
+            )
+
+
+def _is_all(share: object) -> bool:
+    return isinstance(share, float) and share == 1  # the whole number 1 is one batch
 
 
 def _check_accelerator(name: object) -> None:

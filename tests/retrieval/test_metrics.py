@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torchmetrics import MetricCollection, MetricTracker
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import metrics as module
@@ -410,6 +413,10 @@ class TestPositives:
         assert num_queries_without_positive(labels, labels) == 0
 
 
+def named(recall: dict[int, float]) -> dict[str, float]:
+    return {f"recall_at_{k}": value for k, value in recall.items()}
+
+
 class TestRecallAtKClass:
     def feed(self, metric: RecallAtK, x: Tensor, labels: Tensor, order: Sequence[int], batch: int = 7) -> RecallAtK:
         for start in range(0, len(order), batch):
@@ -420,7 +427,7 @@ class TestRecallAtKClass:
     def test_padded_rows_count_once(self) -> None:
         x, labels = rows(33), torch.arange(33)  # no row has a positive, a padded copy would be one
         padded = [*range(0, 33, 2), *range(1, 33, 2), 0, 1, 2]
-        assert self.feed(RecallAtK((1, 2)), x, labels, padded).compute() == {1: 0, 2: 0}
+        assert self.feed(RecallAtK((1, 2)), x, labels, padded).compute() == named({1: 0, 2: 0})
 
     def test_any_order_and_batching_gives_the_number_of_one_call(self) -> None:
         random = np.random.default_rng(6)
@@ -429,7 +436,7 @@ class TestRecallAtKClass:
         expected = recall_at_k(x, labels)
         for batch in (1, 13, 60):
             order = random.permutation(60).tolist()
-            assert self.feed(RecallAtK(), x, labels, [*order, *order[:5]], batch).compute() == expected
+            assert self.feed(RecallAtK(), x, labels, [*order, *order[:5]], batch).compute() == named(expected)
 
     def test_gallery(self) -> None:
         golden = np.load(GOLDEN)
@@ -447,21 +454,116 @@ class TestRecallAtKClass:
         for label in (4, 4, 9, 4):
             metric.update(torch.ones(1, 3), torch.tensor([label]))
         # All tied: row 0 sees row 1, the others see row 0, of class 4.
-        assert metric.compute() == {1: 3 / 4}
+        assert metric.compute() == {"recall_at_1": 3 / 4}
 
     def test_a_partial_pass_is_refused(self) -> None:
         x, labels = rows(33), torch.arange(33) % 4
         metric = self.feed(RecallAtK(1, num_images=33), x, labels, [*range(32), 3])
         with pytest.raises(UsageError, match="32 distinct images were seen, expected 33"):
             metric.compute()
-        assert self.feed(metric, x, labels, [32]).compute() == recall_at_k(x, labels, 1)
+        assert self.feed(metric, x, labels, [32]).compute() == named(recall_at_k(x, labels, 1))
 
     def test_reset(self) -> None:
         x, labels = rows(20), torch.arange(20) % 4
         metric = self.feed(RecallAtK(1), -x, labels.flip(0), range(20))
         metric.compute()
         metric.reset()
-        assert self.feed(metric, x, labels, range(20)).compute() == recall_at_k(x, labels, 1)
+        assert self.feed(metric, x, labels, range(20)).compute() == named(recall_at_k(x, labels, 1))
+
+    def forty(self) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """40 random rows of 7 classes, whose Recall differs from that of any 20 or fewer of them."""
+        x, labels = rows(40, 8), torch.arange(40) % 7
+        expected = named(recall_at_k(x, labels, (1, 2)))
+        assert expected == {"recall_at_1": 2 / 40, "recall_at_2": 8 / 40}
+        return x, labels, expected
+
+    @pytest.mark.parametrize("full_state_update", [False, True])
+    def test_forward_returns_the_batchs_value_and_keeps_all_rows(
+        self, full_state_update: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(RecallAtK, "full_state_update", full_state_update)
+        x, labels, expected = self.forty()
+        metric = RecallAtK((1, 2), num_images=40)
+        for part in (slice(0, 20), slice(20, 40)):
+            value = metric(x[part], labels[part])
+            assert value == named(recall_at_k(x[part], labels[part], (1, 2)))
+            assert value["recall_at_1"].dtype == torch.float64
+        assert metric.compute() == expected
+        metric.reset()
+        metric(x[:20], labels[:20])
+        metric.update(x[20:], labels[20:])
+        assert metric.compute() == expected
+
+    def test_forward_is_nan_where_a_batch_cannot_answer(self) -> None:
+        x, labels, _ = self.forty()
+        metric = RecallAtK((1, 2))
+        values = [metric(x[:2], labels[:2]), metric(x[2:3], labels[2:3])]
+        assert torch.tensor([list(each.values()) for each in values]).isnan().tolist() == [[False, True], [True, True]]
+        assert all(value.isnan() for value in metric(x[3:], labels[3:], is_gallery=True).values())
+        expected = recall_at_k(x[:3], labels[:3], (1, 2), gallery=x[3:], gallery_labels=labels[3:])
+        assert metric.compute() == named(expected)
+
+    def test_forward_with_indices_counts_each_once(self) -> None:
+        x, labels, expected = self.forty()
+        metric = RecallAtK((1, 2))
+        for part in torch.arange(-5, 40).remainder(40).flip(0).split(9):
+            metric(x[part], labels[part], part)
+        assert metric.compute() == expected
+
+    def test_collection_by_forward_and_update_with_prefix_and_postfix(self) -> None:
+        x, labels, expected = self.forty()
+        collection = MetricCollection({"a": RecallAtK(1), "b": RecallAtK(2)}, prefix="test/", postfix="_all")
+        for start in range(0, 40, 10):
+            part = slice(start, start + 10)
+            if start % 20:
+                collection.update(x[part], labels[part])
+                continue
+            alone = named(recall_at_k(x[part], labels[part], (1, 2)))
+            assert collection(x[part], labels[part]) == {f"test/{key}_all": value for key, value in alone.items()}
+        assert collection.compute() == {f"test/{key}_all": value for key, value in expected.items()}
+        collection.reset()
+        collection.update(x, labels)
+        assert collection.clone(prefix="x/").compute() == {f"x/{key}_all": value for key, value in expected.items()}
+
+    def test_same_names_in_a_collection_are_told_apart(self) -> None:
+        x, labels, expected = self.forty()
+        values = MetricCollection({"a": RecallAtK(1), "b": RecallAtK((1, 2))})(x, labels)
+        assert values == {"a_recall_at_1": 2 / 40, **{f"b_{key}": value for key, value in expected.items()}}
+
+    def test_merged_states_hold_all_rows(self) -> None:
+        x, labels, expected = self.forty()
+        first, second = RecallAtK((1, 2), num_images=40), RecallAtK((1, 2))
+        first.update(x[:20], labels[:20])
+        second.update(x[20:], labels[20:])
+        first.merge_state(second)
+        assert first.compute() == expected
+
+    def test_pickled_cloned_and_saved_metrics_go_on(self) -> None:
+        x, labels, expected = self.forty()
+        metric = RecallAtK((1, 2))
+        metric(x[:20], labels[:20])
+        metric.persistent(True)
+        loaded = RecallAtK((1, 2))
+        loaded.persistent(True)
+        loaded.load_state_dict(metric.state_dict())
+        for other in (metric.clone(), copy.deepcopy(metric), pickle.loads(pickle.dumps(metric)), loaded):
+            other(x[20:], labels[20:])
+            assert other.compute() == expected
+        assert len(metric.embeddings) == 1
+
+    def test_tracked_over_epochs(self) -> None:
+        x, labels, expected = self.forty()
+        tracker = MetricTracker(RecallAtK((1, 2)))
+        for epoch in (torch.ones_like(x), x):
+            tracker.increment()
+            tracker(epoch[:20], labels[:20])
+            tracker(epoch[20:], labels[20:])
+        assert {key: value[1].item() for key, value in tracker.compute_all().items()} == expected
+
+    def test_nothing_added_is_refused(self) -> None:
+        metric = RecallAtK(1)
+        with pytest.warns(UserWarning, match="called before"), pytest.raises(UsageError, match="call update before"):
+            metric.compute()
 
     def test_refusals(self) -> None:
         with pytest.raises(UsageError, match="engine=fiass"):
@@ -489,7 +591,22 @@ mine = torch.tensor(list(DistributedSampler(range(33), 2, rank, shuffle=False)))
 assert len(mine) == 17
 for part in mine.split(5):
     metric.update(x[part], labels[part], part)
-print(metric.compute())
+print(dict(zip(metric.compute(), map(float, metric.compute().values()))))
+metric.reset()
+if rank == 1:  # the other process has no rows
+    metric(x, labels, torch.arange(33))
+print(dict(zip(metric.compute(), map(float, metric.compute().values()))))
+assert len(metric.gathered_embeddings()[0]) == 33
+assert len(metric.embeddings) == rank  # each process has its own rows again
+on_step = RecallAtK(1, dist_sync_on_step=True)
+step = on_step(x[rank::2], labels[rank::2], torch.arange(33)[rank::2])
+print(dict(zip(step, map(float, step.values()))))
+try:
+    RecallAtK().compute()
+except UsageError as error:
+    assert "no embeddings were added" in str(error)
+else:
+    raise SystemExit("nothing was scored")
 try:
     RecallAtK().update(x, labels)
 except UsageError as error:
@@ -502,6 +619,7 @@ else:
         environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
         processes = [subprocess.Popen([*command, str(rank)], env=environment, **pipes) for rank in range(2)]
         outputs = [process.communicate(timeout=120) for process in processes]
-        expected = f"{by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels)}\n"
+        whole = by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels)
+        expected = f"{named(whole)}\n" * 2 + f"{named({1: whole[1]})}\n"
         assert [output for output, _ in outputs] == [expected, expected], outputs
         assert [process.returncode for process in processes] == [0, 0], outputs

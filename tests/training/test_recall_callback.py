@@ -13,6 +13,7 @@ from torch import Tensor
 from proxy_anchor import recall_at_k
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.progress import LossBar
 from proxy_anchor.training.recall_callback import EpochResult, RecallCallback, format_recall
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -168,19 +169,26 @@ def test_result_as_plain_types() -> None:
     assert format_recall(result.recall) == "Recall@1 25.0  @10 50.0"
 
 
-def test_the_loss_is_the_mean_of_its_own_epoch(make_data, make_learner, make_trainer) -> None:
-    class Losses(pl.Callback):
-        def __init__(self) -> None:
-            self.values: dict[int, list[float]] = {}
-
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_is_the_mean_of_its_own_epoch(make_data, make_learner, make_trainer, accumulate: int, capsys) -> None:
+    class Watch(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-            self.values.setdefault(trainer.current_epoch + 1, []).append(float(outputs["loss"]))
+            shown.append(bar.get_metrics(trainer, pl_module)["loss"])
 
-    recall, losses = RecallCallback((1,), engine="torch"), Losses()
-    make_trainer(callbacks=[recall, losses], max_epochs=3).fit(make_learner(), make_data())
-    assert {result.epoch: result.train_loss for result in recall.history} == {
-        epoch: pytest.approx(sum(values) / len(values)) for epoch, values in losses.values.items()
-    }
+    losses: list[float] = []
+    shown: list[str] = []
+    recall, learner, bar = RecallCallback((1,), engine="torch"), make_learner(), LossBar()
+    learner.loss.register_forward_hook(lambda module, given, loss: losses.append(float(loss)))
+    trainer = make_trainer(
+        callbacks=[recall, bar, Watch()], max_epochs=3, accumulate_grad_batches=accumulate, enable_progress_bar=True
+    )
+    trainer.fit(learner, make_data())
+    assert len(losses) == 3 * 2
+    means = [sum(losses[start : start + 2]) / 2 for start in (0, 2, 4)]
+    assert [result.train_loss for result in recall.history] == pytest.approx(means)
+    assert recall.history[-1].train_loss == float(trainer.logged_metrics["train/loss_epoch"])
+    assert f"epoch 3/3: loss {means[-1]:.3f}  " in capsys.readouterr().out
+    assert shown == [f"{loss:.3f}" for loss in losses]
 
 
 def test_held_out_classes_select_the_epoch(make_data, make_learner, make_trainer, splits, write_images) -> None:

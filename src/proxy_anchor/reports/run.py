@@ -51,7 +51,8 @@ def make_result(
 ) -> dict[str, Any]:
     """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
 
-    startup_seconds: from the command to the first step (see `Startup`). Rates are medians over epochs, in images per second.
+    startup_seconds: from the command to the first step (see `Startup`). Rates are medians over epochs, in images per second;
+    an epoch that was cut short counts only where there is no other.
     Peak memory: of what torch holds on a GPU, of the whole process on a CPU, since `memory.reset_peak_memory`; that of training
     and that of evaluation also apart, None where there was none to do.
     """
@@ -60,8 +61,12 @@ def make_result(
     if not trained:
         raise UsageError("training ended before its first evaluation: there is nothing to report. Train a whole epoch.")
     device = trainer.strategy.root_device
-    images_per_epoch = trainer.num_training_batches * data.batch_size
-    epoch_seconds = [each.train_seconds + each.eval_seconds for each in trained]
+    num_batches = trainer.fit_loop.batch_idx + 1  # of the last epoch, which max_steps or max_time may have cut short
+    whole = trained
+    if num_batches < trainer.num_training_batches and len(trained) > 1:
+        whole, num_batches = trained[:-1], int(trainer.num_training_batches)
+    images_per_epoch = num_batches * data.batch_size
+    epoch_seconds = [each.train_seconds + each.eval_seconds for each in whole]
     return {
         "untrained": history[0].as_dict() if history[0].epoch == 0 else None,
         "selected": recall.selected.as_dict(),
@@ -71,7 +76,7 @@ def make_result(
         "last": history[-1].as_dict(),
         "history": [each.as_dict() for each in history],
         "seconds_per_epoch": median(epoch_seconds),
-        "train_images_per_second": images_per_epoch / median(each.train_seconds for each in trained),
+        "train_images_per_second": images_per_epoch / median(each.train_seconds for each in whole),
         "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
         "peak_memory_gib": memory.gib() or peak_memory(device) / 2**30,
         "peak_memory_training_gib": memory.gib("training"),

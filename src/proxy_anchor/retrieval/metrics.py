@@ -14,8 +14,9 @@ rounding. It and R-precision are therefore ranked in float64 outright, by torch 
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.retrieval.search import (
@@ -41,6 +43,7 @@ from proxy_anchor.retrieval.search import (
 )
 
 TIE_TOLERANCE = 1e-12  # float64 similarities of exact duplicates differ by about 1e-16, at most 2e-16 * D
+_NO_INDEX = torch.iinfo(torch.int64).min  # of a row that was added without its dataset index
 _SPARE_HITS = 32  # hits asked for beyond K (or R), so that the K-th is seldom tied with the last one listed
 
 Array = Tensor | np.ndarray
@@ -190,10 +193,13 @@ def num_queries_without_positive(labels: Array, gallery_labels: Array | None = N
 
 
 class RecallAtK(Metric):
-    """`recall_at_k` over batches and processes; `compute()` returns {K: recall in [0, 1]} on every process.
+    """`recall_at_k` over batches and processes, as a torchmetrics metric.
 
     k, engine: as in `recall_at_k`. num_images: how many distinct images (queries plus gallery) `compute` must have
     seen, so that a partial pass is never reported as a whole one; None accepts any number.
+
+    `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every process. `forward` returns the same of
+    its batch alone, NaN for a K that the batch cannot answer: it has at most K rows, or no query.
 
     A distributed sampler repeats rows to make shards equal, and a copy of a query is a certain hit. Rows are therefore
     identified by their dataset index: after gathering each index counts once and rows are in dataset order, which
@@ -220,9 +226,18 @@ class RecallAtK(Metric):
         self.ks = _as_ks(k)
         self.engine = engine
         self.num_images = num_images
+        self._batch_alone = False
         resolve_engine(engine, max(self.ks))  # a missing faiss shows before the first epoch, not after it
         for name in ("embeddings", "labels", "indices", "in_gallery"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Add a batch, with the arguments of `update`, and return the Recall of that batch alone."""
+        self._batch_alone = True
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._batch_alone = False
 
     def update(
         self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, *, is_gallery: bool = False
@@ -237,9 +252,7 @@ class RecallAtK(Metric):
         if indices is None:
             if _several_processes():
                 raise UsageError("RecallAtK: pass dataset indices; several processes see padded copies of some images.")
-            # In order of arrival, and far below zero so that none is taken for a dataset index.
-            seen = sum(len(batch) for batch in self.indices)
-            indices = torch.arange(seen, seen + len(rows)) + torch.iinfo(torch.int64).min
+            indices = torch.full((len(rows),), _NO_INDEX)
         batch_labels = as_labels(labels, "labels").to(rows.device)
         batch_indices = as_labels(indices, "indices").to(rows.device)
         if not len(rows) == len(batch_labels) == len(batch_indices):
@@ -251,23 +264,16 @@ class RecallAtK(Metric):
         self.indices.append(batch_indices)
         self.in_gallery.append(torch.full_like(batch_labels, is_gallery, dtype=torch.bool))
 
-    def compute(self) -> dict[int, float]:
-        """{K: recall} of everything added since the last reset. One process searches and tells the others.
+    def compute(self) -> dict[str, Tensor]:
+        """Recall of everything added since the last reset. One process searches and tells the others.
 
         Raises what the search raised, on every process.
         """
-        if not self._is_synced:  # one process, or a metric told not to gather
-            return self._search()
-        outcome: list[Any] = [None]
-        if torch.distributed.get_rank() == 0:
-            try:
-                outcome = [self._search()]
-            except UsageError as error:  # the others wait for an answer
-                outcome = [str(error)]
-        torch.distributed.broadcast_object_list(outcome, src=0, device=self._device_of_rows)
-        if isinstance(outcome[0], str):
-            raise AgreedError(outcome[0])
-        return outcome[0]
+        recall = self._search_once() if self._is_synced and _several_processes() else self._search()
+        return {
+            f"recall_at_{k}": torch.tensor(value, dtype=torch.float64, device=self.device)
+            for k, value in recall.items()
+        }
 
     def gathered_embeddings(self) -> list[Tensor]:
         """[(Q, D)] or [(Q, D), (N, D)] queries and gallery of all processes on the CPU, each image once, in dataset order.
@@ -282,29 +288,54 @@ class RecallAtK(Metric):
                 parts.append(embeddings[_distinct(indices, in_gallery)].cpu())
         return parts
 
-    @property
-    def _device_of_rows(self) -> torch.device:
-        return dim_zero_cat(self.embeddings).device
+    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
+        """Gather the rows of all processes.
+
+        torchmetrics sends float32 of shape (0,) for a process without rows, which cannot be gathered with the others'.
+        """
+        group = process_group or self.process_group
+        dim = self.embeddings[0].shape[-1] if len(self.embeddings) else 0
+        device = self.embeddings[0].device if len(self.embeddings) else self.device
+        dims = dist_sync_fn(torch.tensor(dim, device=device), group=group)
+        if not len(self.embeddings):
+            self.embeddings = [torch.empty(0, int(max(dims)), device=device)]
+            self.labels = [torch.empty(0, dtype=torch.int64, device=device)]
+            self.indices = [torch.empty(0, dtype=torch.int64, device=device)]
+            self.in_gallery = [torch.empty(0, dtype=torch.bool, device=device)]
+        super()._sync_dist(dist_sync_fn, process_group=group)
+
+    def _search_once(self) -> dict[int, float]:
+        outcome: list[Any] = [None]
+        if torch.distributed.get_rank(self.process_group) == 0:
+            try:
+                outcome = [self._search()]
+            except UsageError as error:  # the others wait for an answer
+                outcome = [str(error)]
+        torch.distributed.broadcast_object_list(outcome, group=self.process_group, group_src=0)
+        if isinstance(outcome[0], str):
+            raise AgreedError(outcome[0])
+        return outcome[0]
 
     def _search(self) -> dict[int, float]:
+        if not any(map(len, self.embeddings)):
+            raise UsageError("RecallAtK: no embeddings were added since the last reset; call update before compute.")
         embeddings, labels = dim_zero_cat(self.embeddings), dim_zero_cat(self.labels)
         indices, in_gallery = dim_zero_cat(self.indices), dim_zero_cat(self.in_gallery)
         queries, found = (_distinct(indices, rows) for rows in (~in_gallery, in_gallery))
-        if self.num_images is not None and len(queries) + len(found) != self.num_images:
+        ks = self.ks
+        if self._batch_alone:
+            longest = (len(found) or len(queries) - 1) if len(queries) else 0
+            ks = tuple(k for k in self.ks if k <= longest)
+        elif self.num_images is not None and len(queries) + len(found) != self.num_images:
             raise UsageError(
                 f"RecallAtK: {len(queries) + len(found)} distinct images were seen, expected {self.num_images}; the "
                 "pass over the data was partial (limited batches, a sanity check) or the indices are wrong."
             )
-        if not len(found):
-            return recall_at_k(embeddings[queries], labels[queries], self.ks, engine=self.engine)
-        return recall_at_k(
-            embeddings[queries],
-            labels[queries],
-            self.ks,
-            gallery=embeddings[found],
-            gallery_labels=labels[found],
-            engine=self.engine,
-        )
+        recall: dict[int, float] = {}
+        if ks:
+            gallery = {"gallery": embeddings[found], "gallery_labels": labels[found]} if len(found) else {}
+            recall = recall_at_k(embeddings[queries], labels[queries], ks, engine=self.engine, **gallery)
+        return {k: recall.get(k, math.nan) for k in self.ks}
 
 
 @dataclass(frozen=True, eq=False)
@@ -474,11 +505,14 @@ def _several_processes() -> bool:
 
 
 def _distinct(indices: Tensor, rows: Tensor) -> Tensor:
-    """Positions of the masked rows, each dataset index once (its first copy), in dataset order."""
+    """Positions of the masked rows, each dataset index once (its first copy), in dataset order.
+
+    Rows without an index are all kept, before the others, in the order in which they were added.
+    """
     positions = rows.nonzero().squeeze(1)
     values, order = indices[positions].sort(stable=True)
     is_first = torch.ones_like(values, dtype=torch.bool)
-    is_first[1:] = values[1:] != values[:-1]
+    is_first[1:] = (values[1:] != values[:-1]) | (values[1:] == _NO_INDEX)
     return positions[order[is_first]]
 
 

@@ -17,19 +17,10 @@ class LossBar(TQDMProgressBar):
     refresh_rate: steps from one drawing to the next.
     """
 
-    def __init__(self, refresh_rate: int = 1) -> None:
-        super().__init__(refresh_rate=refresh_rate)
-        self._loss: Any = None
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Keep the loss where it is, and draw if it is time."""
-        self._loss = outputs["loss"]
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         """What stands beside the bar; asked for when it is drawn."""
         shown = super().get_metrics(trainer, pl_module)
         shown.pop("v_num", None)  # the last letters of a logger's folder
-        return shown if self._loss is None else {**shown, "loss": f"{float(self._loss):.3f}"}
+        # Not the step's output, which the trainer divides by accumulate_grad_batches.
+        loss = trainer.callback_metrics.get("train/loss_step")
+        return shown if loss is None else {**shown, "loss": f"{float(loss):.3f}"}

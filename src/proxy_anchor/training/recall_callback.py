@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -23,7 +23,7 @@ class EpochResult:
     search_seconds of it the search alone, after the last image was embedded.
 
     recall: {K: share of queries, in [0, 1]} on the searched classes. validation: the same on held-out training classes,
-    None without. train_loss: mean over the epoch's batches, None before training.
+    None without. train_loss: the logged `train/loss_epoch`, mean over the epoch's batches; None before training.
     """
 
     epoch: int
@@ -86,7 +86,6 @@ class RecallCallback(pl.Callback):
         self.history: list[EpochResult] = []
         self.selected_embeddings: list[Tensor] = []
         self._train_start = self._eval_start = 0.0
-        self._losses: list[Tensor] = []
 
     @property
     def monitor(self) -> str:
@@ -137,20 +136,20 @@ class RecallCallback(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the epoch's clock."""
-        self._losses = []
         self._train_start = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the loss on its device: the trainer's own mean of the epoch is made only after this evaluation."""
-        self._losses.append(outputs["loss"].detach())
+        """Evaluate after the last step of `max_steps` too, which may end an epoch early: its checkpoint is written."""
+        if trainer.global_step == trainer.max_steps:
+            trainer.val_check_batch = batch_idx + 1
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Forget the previous pass."""
         self._eval_start = time.perf_counter()
         for metric in self.metrics.values():
-            metric.reset()
+            metric.to(pl_module.device).reset()
 
     def on_validation_batch_end(
         self,
@@ -163,17 +162,17 @@ class RecallCallback(pl.Callback):
     ) -> None:
         """Collect a batch of embeddings for the set that its loader belongs to."""
         name, is_gallery = trainer.datamodule.eval_roles[dataloader_idx]  # type: ignore[attr-defined]
-        metric = self.metrics[name].to(pl_module.device)
-        metric.update(outputs["embeddings"], outputs["labels"], outputs["indices"], is_gallery=is_gallery)
+        self.metrics[name].update(outputs["embeddings"], outputs["labels"], outputs["indices"], is_gallery=is_gallery)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Search, log, print, remember."""
+        """Search, log, remember."""
         if trainer.sanity_checking:
             return
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)  # embedding is not searching
         search_start = time.perf_counter()
-        recall = {name: metric.compute() for name, metric in self.metrics.items()}
+        values = {name: metric.compute() for name, metric in self.metrics.items()}
+        recall = {name: {k: float(each[f"recall_at_{k}"]) for k in self.k} for name, each in values.items()}
         end = time.perf_counter()
         training = trainer.state.fn == "fit"
         searched = next(iter(recall))
@@ -183,19 +182,24 @@ class RecallCallback(pl.Callback):
             train_seconds=self._eval_start - self._train_start if training else 0.0,
             eval_seconds=end - self._eval_start,
             search_seconds=end - search_start,
-            train_loss=float(torch.stack(self._losses).mean()) if training else None,
             validation=recall["validation"] if "validation" in recall and searched != "validation" else None,
         )
         self.history.append(result)
         pl_module.log("search_seconds", result.search_seconds)
-        for name, values in recall.items():
-            pl_module.log_dict({f"{name}/recall_at_{k}": value for k, value in values.items()})
+        for name, each in values.items():
+            pl_module.log_dict({f"{name}/{key}": value for key, value in each.items()})
         # The logger's own `epoch` counts from 0 and is 0 for the untrained state too.
         pl_module.log("epochs_trained", float(result.epoch))
         if self.selected is result:
             self.selected_embeddings = self.metrics[searched].gathered_embeddings()
-        if training:
-            self._print(trainer, pl_module, result)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Add the epoch's logged loss, which the trainer averages only now, and print."""
+        epoch = trainer.current_epoch + 1
+        if self.history and self.history[-1].epoch == epoch:
+            loss = float(trainer.callback_metrics["train/loss_epoch"])
+            self.history[-1] = replace(self.history[-1], train_loss=loss)
+            self._print(trainer, pl_module, self.history[-1])
 
     def _print(self, trainer: pl.Trainer, pl_module: pl.LightningModule, result: EpochResult) -> None:
         loss = "" if result.train_loss is None else f"loss {result.train_loss:.3f}  "

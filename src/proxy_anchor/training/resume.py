@@ -111,6 +111,8 @@ class RunRecord(pl.Callback):
 
         Raises AgreedError when the run began on another number of devices, which `trainer.devices=auto` does not tell.
         """
+        # Checkpoints are written at the end of an epoch; with max_steps the trainer would take it for unfinished.
+        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
         for callback in trainer.checkpoint_callbacks:
             _move(checkpoint["callbacks"].get(callback.state_key), callback.dirpath)  # type: ignore[attr-defined]
         record = checkpoint.get(RECORD_KEY)

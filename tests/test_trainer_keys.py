@@ -1,0 +1,148 @@
+"""The trainer's keys that move evaluations, checkpoints or the loss: what is reported is what the files hold."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+from cli import TINY_GLYPHS, compose_train
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+import entry
+import settings
+from evaluate import evaluate
+from proxy_anchor.errors import UsageError
+from train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+QUIET = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv", "trainer.max_epochs=3"]
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+def config(data_root: Path, *overrides: str) -> DictConfig:
+    """8 classes of 8 images in batches of 16: an epoch has 4 steps."""
+    return compose_train(*TINY_GLYPHS, *QUIET, f"dataset.root={data_root}", *overrides)
+
+
+def evaluated(file: Path) -> dict[str, float]:
+    """What evaluate.py finds in a checkpoint."""
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        numbers = evaluate(compose("evaluate", [f"checkpoint={file}"]))
+    return {key.removeprefix("recall_at_"): value for key, value in numbers.items() if key.startswith("recall_at_")}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "epochs"),
+    [
+        (["+trainer.limit_train_batches=3"], [0, 1, 2, 3]),
+        (["+trainer.max_steps=6", "+trainer.min_epochs=3"], [0, 1, 2]),
+        (["+trainer.max_steps=3", "+trainer.accumulate_grad_batches=2"], [0, 1, 2]),
+        (["+trainer.max_time=00:00:00:01", "trainer.max_epochs=1000"], None),
+        (["trainer.check_val_every_n_epoch=3"], [0, 3]),
+        (["trainer.num_sanity_val_steps=2"], [0, 1, 2, 3]),
+        (["+trainer.reload_dataloaders_every_n_epochs=1"], [0, 1, 2, 3]),
+        (["+trainer.accumulate_grad_batches=2"], [0, 1, 2, 3]),
+    ],
+    ids=lambda value: " ".join(map(str, value or ["any"])),
+)
+def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
+    data_root: Path, tmp_path: Path, overrides: list[str], epochs: list[int] | None, capsys: pytest.CaptureFixture
+) -> None:
+    result = train(config(data_root, *overrides), tmp_path)
+    trained = result["history"][1:]
+    assert epochs is None or [row["epoch"] for row in result["history"]] == epochs
+    assert result["best"]["recall"] == evaluated(tmp_path / "best.ckpt")
+    assert result["last"]["recall"] == evaluated(tmp_path / "last.ckpt")
+    [file] = tmp_path.glob("**/metrics.csv")
+    with file.open() as stream:
+        logged = list(csv.DictReader(stream))
+    losses = [float(row["train/loss_epoch"]) for row in logged if row["train/loss_epoch"]]
+    if trained[0]["epoch"] == 1:  # every epoch is evaluated
+        assert losses == [row["train_loss"] for row in trained]
+    assert [row["train_loss"] for row in trained] == [losses[row["epoch"] - 1] for row in trained]
+    assert json.loads((tmp_path / "result.json").read_text())["last"]["train_loss"] == trained[-1]["train_loss"]
+    printed = capsys.readouterr().out
+    for row in trained:
+        assert f"epoch {row['epoch']}/" in printed
+        assert f": loss {row['train_loss']:.3f}  Recall@1" in printed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+trainer.val_check_interval=3"], "trainer.val_check_interval=3: .* Leave it out"),
+        (["+trainer.val_check_interval=1"], "trainer.val_check_interval=1: .* Leave it out"),
+        (["+trainer.val_check_interval=0.5"], "trainer.val_check_interval=0.5: .* Leave it out"),
+        (["+trainer.val_check_interval='00:00:00:01'"], "trainer.val_check_interval=00:00:00:01: .* Leave it out"),
+        (["trainer.check_val_every_n_epoch=null"], "trainer.check_val_every_n_epoch=None"),
+        (["+trainer.limit_val_batches=2"], "trainer.limit_val_batches=2: .* Leave it out"),
+        (["+trainer.limit_val_batches=0"], "trainer.limit_val_batches=0: .* Leave it out"),
+        (["+trainer.fast_dev_run=true"], r"trainer.fast_dev_run=True: .* \+trainer.limit_train_batches=N"),
+        (["+trainer.overfit_batches=2"], r"trainer.overfit_batches=2: .* \+trainer.limit_train_batches=N"),
+        (["+trainer.max_time={hours:1}"], "trainer.max_time=.*: expected days, hours, minutes, seconds"),
+        (
+            ["+trainer.max_steps=6", "trainer.check_val_every_n_epoch=3"],
+            "trainer.max_steps=6 may end .* Set trainer.check_val_every_n_epoch=1",
+        ),
+        (
+            ["+trainer.max_time=00:01:00:00", "trainer.check_val_every_n_epoch=3"],
+            "trainer.max_time=00:01:00:00 may end .* Set trainer.check_val_every_n_epoch=1",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_evaluations_that_no_checkpoint_has_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        settings.check_config(config(tmp_path, *overrides))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["val_check_interval", "limit_val_batches"])
+def test_whole_evaluations_are_accepted(tmp_path: Path, key: str) -> None:
+    for value in ("1.0", "null"):
+        settings.check_config(config(tmp_path, f"+trainer.{key}={value}"))
+
+
+class StopBefore(pl.Callback):
+    """Ends training as a kill between two epochs does."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch + 1 == self.epoch:
+            raise KeyError("stopped")
+
+
+def rows(result: dict[str, Any]) -> list[tuple]:
+    return [(row["epoch"], row["recall"], row["train_loss"]) for row in result["history"]]
+
+
+def test_a_run_with_max_steps_continues(data_root: Path, tmp_path: Path) -> None:
+    cfg = config(data_root, "run=x", "+trainer.max_steps=10")
+    whole = train(cfg, tmp_path / "whole")
+    with pytest.raises(KeyError, match="stopped"):
+        train(cfg, tmp_path / "stopped", [StopBefore(2)])
+    assert rows(train(cfg, tmp_path / "stopped")) == rows(whole)
+    (tmp_path / "stopped" / "result.json").unlink()
+    assert rows(train(cfg, tmp_path / "stopped")) == rows(whole)  # all steps done: nothing is trained again
+
+
+@pytest.mark.parametrize(("max_steps", "images"), [(2, 2 * 16), (6, 4 * 16)])
+def test_the_rate_counts_the_images_that_were_trained(
+    data_root: Path, tmp_path: Path, max_steps: int, images: int
+) -> None:
+    result = train(config(data_root, f"+trainer.max_steps={max_steps}"), tmp_path)
+    first = result["history"][1]  # the only epoch, or the only whole one
+    assert result["train_images_per_second"] == pytest.approx(images / first["train_seconds"])
+    assert result["seconds_per_epoch"] == first["train_seconds"] + first["eval_seconds"]
