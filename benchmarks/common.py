@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -136,7 +137,12 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int | No
 
 
 def commit() -> str:
-    """The checked-out commit, marked '-dirty' when tracked files differ from it; 'unknown' outside git."""
+    """The checked-out commit, marked '-dirty' when tracked files differ from it; 'unknown' outside git.
+
+    PROXY_ANCHOR_COMMIT names it for a copy without `.git`.
+    """
+    if given := os.environ.get("PROXY_ANCHOR_COMMIT"):
+        return given
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()

@@ -2,9 +2,9 @@
 
     python benchmarks/fast_start.py dataset=cars backbone=efficientnet_lite0 dataset.root=DIR speed=fast
 
-Runs `src/train.py` with these overrides for four epochs, four times, each time in a process of its own; they share a compiler's
-cache that is empty at first. Appends a row to fast_start.jsonl for the first, and one for the run with the median start of the
-others; in benchmarks/results, or in the folder that `+output=DIR` names.
+Runs `src/train.py` with these overrides for four epochs, four times (`+repeats=N`: N + 1 times), each time in a process of its
+own; they share a compiler's cache that is empty at first. Appends a row to fast_start.jsonl for the first, and one for the run
+with the median start of the others; in benchmarks/results, or in the folder that `+output=DIR` names.
 
     start_s       from the command to the first step; of which
     images_s      decoding, once
@@ -64,10 +64,12 @@ def start_once(overrides: list[str], folder: Path, name: str) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Start four times, print, record."""
     overrides, output = split_output(arguments, __doc__)
+    repeats = next((int(each.partition("=")[2]) for each in overrides if each.startswith("+repeats=")), REPEATS)
+    overrides = [each for each in overrides if not each.startswith("+repeats=")]
     with tempfile.TemporaryDirectory() as folder:
         first = start_once(overrides, Path(folder), "empty")
-        others = [start_once(overrides, Path(folder), f"filled{i}") for i in range(REPEATS)]
-    median = sorted(others, key=lambda row: row["start_s"])[REPEATS // 2]
+        others = [start_once(overrides, Path(folder), f"filled{i}") for i in range(repeats)]
+    median = sorted(others, key=lambda row: row["start_s"])[repeats // 2]
     spread = [round(row["start_s"], 2) for row in others]
     rows = [first, {**median, "compiler_cache": "filled", "all_start_s": spread}]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -153,3 +154,22 @@ def test_devices_are_compared_with_one(tmp_path: Path) -> None:
     assert rows[0]["efficiency"] == 1
     for row in rows[1:]:
         assert row["efficiency"] == pytest.approx(row["train_per_s"] / rows[0]["train_per_s"] / 2)
+
+
+@pytest.mark.slow
+def test_compiled_checks_each_network_in_a_process_of_its_own(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on a CPU")
+    run_benchmark("compiled.py", "--quick", "--device", "cpu", "--output", "results", "--jobs", "2", cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "results" / "compiled.jsonl").read_text().splitlines()]
+    assert [(row["network"], row["batch_norm"]) for row in rows] == [
+        ("test_resnet", "train"),
+        ("test_resnet", "frozen_statistics"),
+    ]
+    assert all(row["passed"] == row["draws"] == 2 and row["refused"] == "" for row in rows)
+    assert all(0.5 < row["plain"] < 1 and 0.5 < row["compiled"] < 1 for row in rows)
+
+
+def test_a_copy_without_git_records_its_commit(common, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROXY_ANCHOR_COMMIT", "abc123")
+    assert common.commit() == "abc123"

@@ -428,7 +428,7 @@ def test_no_family_is_refused_for_its_rounding(backbone: str, monkeypatch: pytes
         check(net, other_rounding, seed)
 
 
-@pytest.mark.parametrize("batch_norm", ["train", "frozen_statistics"])
+@pytest.mark.parametrize("batch_norm", ["train", pytest.param("frozen_statistics", marks=pytest.mark.slow)])
 def test_the_compiler_itself_passes(batch_norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("torch.compile needs a C++ compiler on a CPU")
