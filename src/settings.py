@@ -89,8 +89,7 @@ def describe_training(cfg: DictConfig) -> str:
         schedule += f", running mean of the weights (decay {cfg.optimizer.ema_decay:g})"
     colors = described_colors(cfg.dataset.images)
     added = f"; colours {colors}" if colors else ""
-    if cfg.backbone.drop_path:
-        added += f"; drop path {cfg.backbone.drop_path:g}"
+    added += f"; drop path {cfg.backbone.drop_path:g}, no dropout"
     return (
         f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of batches of "
         f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {schedule}; batch norm {cfg.batch_norm}{added}"
