@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import entry
 import settings
+from proxy_anchor.reports.runs import BEFORE
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
@@ -24,6 +25,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.retrieval.metrics import map_at_r, r_precision
     from proxy_anchor.retrieval.reranking import reranked_metrics
     from proxy_anchor.training.checkpoint import checkpoint_of, load_checkpoint, load_embedding_net
+    from proxy_anchor.training.float32 import set_float32_precision
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.recall_callback import RecallCallback, format_recall
 
@@ -31,6 +33,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
+    # A checkpoint may be older than this key.
+    set_float32_precision(trained.get("float32_precision", BEFORE["float32_precision"]))
     if cfg.dataset.name == "from_checkpoint":
         recall_k = trained.recall_k
         if cfg.dataset.root is not None:

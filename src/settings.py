@@ -15,7 +15,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
@@ -43,6 +43,23 @@ def make_paths_absolute(cfg: DictConfig) -> None:
             if not isinstance(path, str):
                 raise UsageError(f"dataset.{key}={path}: expected a path.")
             cfg.dataset[key] = absolute(path)
+
+
+def take_former_names(config: Any) -> str | None:
+    """Move the value of `data.decode`, the former name of `data.crop_on`, to the new key; what to say about it.
+
+    config: plain, or Hydra's. Raises UsageError when both are given.
+    """
+    data = config.get("data")
+    former = data.pop("decode", None) if data is not None and "decode" in data else None
+    if former is None:
+        return None
+    if data.get("crop_on", "auto") not in ("auto", former):
+        raise UsageError(
+            f"data.decode={former} and data.crop_on={data['crop_on']}: decode is the former name; leave it out."
+        )
+    data["crop_on"] = former
+    return f"data.decode={former} is now data.crop_on={former}: it says where images are cropped; worker processes decode them."
 
 
 def selecting_set(cfg: DictConfig) -> str:
@@ -87,8 +104,7 @@ def describe_training(cfg: DictConfig) -> str:
         schedule += f", running mean of the weights (decay {cfg.optimizer.ema_decay:g})"
     colors = described_colors(cfg.dataset.images)
     added = f"; colours {colors}" if colors else ""
-    if cfg.backbone.drop_path:
-        added += f"; drop path {cfg.backbone.drop_path:g}"
+    added += f"; drop path {cfg.backbone.drop_path:g}, no dropout"
     return (
         f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of batches of "
         f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {schedule}; batch norm {cfg.batch_norm}{added}"
@@ -369,6 +385,8 @@ def require_same(cfg: DictConfig, folder: Path) -> None:
             "that folder."
         ) from error
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
+    for each in (made, wanted):
+        take_former_names(each)
     differences = [key for key in _differences(made, wanted) if key not in UNIMPORTANT]
     # A run that is older than a setting goes on with what that was before.
     before = {key for key, value in BEFORE.items() if OmegaConf.select(cfg, key) == value and _at(made, key) is None}
@@ -538,12 +556,17 @@ def check_config(cfg: DictConfig) -> None:
 
     from proxy_anchor.data.colors import COLOR_KEYS, RandomColors
     from proxy_anchor.data.crops import CentralCrop, RandomCrops
-    from proxy_anchor.data.datamodule import check_decoding
+    from proxy_anchor.data.datamodule import check_cropping
     from proxy_anchor.data.unusable import ON_BAD_IMAGE
     from proxy_anchor.models.embedding_net import check_drop_path
+    from proxy_anchor.training.float32 import FLOAT32_PRECISIONS
     from proxy_anchor.training.optim import OptimizerSettings
 
     _check_against_defaults(cfg, "train")
+    with open_dict(cfg):
+        notice = take_former_names(cfg)
+    if notice is not None and rank() == 0:
+        print(notice, flush=True)
     check_launcher(cfg)
     check_int("embedding_dim", cfg.embedding_dim, 1)
     check_int("seed", cfg.seed, 0)
@@ -574,6 +597,7 @@ def check_config(cfg: DictConfig) -> None:
     if not str(cfg.run).strip() or cfg.run is None or ".." in Path(str(cfg.run)).parts:
         raise UsageError(f"run={cfg.run!r}: expected a name for the run folder below runs/.")
     check_choice("trainer.precision", cfg.trainer.precision, [32, "32-true", "bf16-mixed", "16-mixed"])
+    check_choice("float32_precision", cfg.float32_precision, FLOAT32_PRECISIONS)
     for key in ("batch_size", "eval_batch_size"):
         if cfg.data[key] is not None:
             check_int(f"data.{key}", cfg.data[key], 1)
@@ -582,7 +606,7 @@ def check_config(cfg: DictConfig) -> None:
     check_number("dataset.label_noise", cfg.dataset.label_noise, 0, maximum=1)
     check_int("dataset.label_noise_seed", cfg.dataset.label_noise_seed, 0)
     check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
-    check_decoding(cfg.data.decode, cfg.data.cache, cfg.data.cache_side)
+    check_cropping(cfg.data.crop_on, cfg.data.cache, cfg.data.cache_side)
     instantiate(cfg.loss, num_classes=2, embedding_dim=1)
     OptimizerSettings(**cfg.optimizer)
     if cfg.optimizer.warmup_epochs >= cfg.trainer.max_epochs:

@@ -25,6 +25,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     from proxy_anchor.reports.run import make_result
     from proxy_anchor.training.checkpoint_io import BackgroundWriter
     from proxy_anchor.training.failures import explained
+    from proxy_anchor.training.float32 import set_float32_precision
     from proxy_anchor.training.health import Health
     from proxy_anchor.training.memory import PeakMemory, reset_peak_memory
     from proxy_anchor.training.module import MetricLearner
@@ -39,6 +40,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     result, before = settings.take_up(cfg, folder)
     if result is not None:
         return result
+    set_float32_precision(cfg.float32_precision)  # each run: the one before in this process may have had another
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=settings.selecting_set(cfg))
     startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()
@@ -69,7 +71,10 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
             print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
         trainer.fit(learner, data, ckpt_path=before and before.path)
 
-    result = make_result(recall, data, trainer, startup.seconds, memory) | {"warnings": health.warnings}
+    result = make_result(recall, data, trainer, startup.seconds, memory) | {
+        "warnings": health.warnings,
+        "float32_precision": cfg.float32_precision,
+    }
     if trainer.is_global_zero:
         finish_run(folder, learner.metadata["config"], result, data, recall.selected_embeddings)
     return result

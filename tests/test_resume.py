@@ -194,12 +194,24 @@ def test_a_run_that_is_older_than_a_setting_is_the_same_run_without_it(tmp_path)
     made = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
     for key in BEFORE:
         place, _, name = key.rpartition(".")
-        del OmegaConf.select(made, place)[name]
+        del (OmegaConf.select(made, place) if place else made)[name]
     OmegaConf.save(made, tmp_path / "config.yaml")
     settings.require_same(cfg, tmp_path)
-    cfg.backbone.drop_path, cfg.dataset.images.hue = 0.1, 0.1
-    with pytest.raises(UsageError, match=r"other settings \(backbone\.drop_path, dataset\.images\.hue\)"):
+    cfg.backbone.drop_path, cfg.float32_precision = 0.1, "ieee"
+    with pytest.raises(UsageError, match=r"other settings \(backbone\.drop_path, float32_precision\)"):
         settings.require_same(cfg, tmp_path)
+
+
+def test_a_run_under_a_settings_former_name_is_the_same_run(tmp_path):
+    cfg = compose_train(*RUN, "data.crop_on=cpu")
+    made = OmegaConf.to_container(cfg, resolve=True)
+    made["data"].pop("crop_on")
+    made["data"]["decode"] = "cpu"
+    OmegaConf.save(OmegaConf.create(made), tmp_path / "config.yaml")
+    settings.require_same(cfg, tmp_path)
+    settings.require_same(compose_train(*RUN, "data.decode=cpu"), tmp_path)  # as before it is checked
+    with pytest.raises(UsageError, match=r"other settings \(data\.crop_on\)"):
+        settings.require_same(compose_train(*RUN, "data.crop_on=gpu"), tmp_path)
 
 
 def test_other_images_on_resume_are_refused(interrupted, straight):

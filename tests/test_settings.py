@@ -91,3 +91,26 @@ def test_a_gpu_that_is_not_there_is_said_with_the_repair(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=f"trainer.accelerator={name}: .* no GPU .*Set trainer.accelerator=cpu"):
         settings.check_config(cfg)
+
+
+def test_the_former_name_of_crop_on_is_taken_and_said_once(capsys: pytest.CaptureFixture) -> None:
+    cfg = compose_train(*COMPILED, "batch_norm=train", "data.decode=cpu")
+    settings.check_config(cfg)
+    assert (cfg.data.crop_on, "decode" in cfg.data) == ("cpu", False)
+    assert capsys.readouterr().out == (
+        "data.decode=cpu is now data.crop_on=cpu: it says where images are cropped; worker processes decode them.\n"
+    )
+    settings.check_config(cfg)  # as each process of several does
+    new = compose_train(*COMPILED, "batch_norm=train", "data.crop_on=cpu")
+    settings.check_config(new)
+    assert new == cfg
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UsageError, match=r"^data\.decode=cpu and data\.crop_on=gpu: .*leave it out"):
+        settings.check_config(compose_train(*COMPILED, "data.decode=cpu", "data.crop_on=gpu"))
+    with pytest.raises(UsageError, match=r"^data\.crop_on=fast is not known"):
+        settings.check_config(compose_train(*COMPILED, "batch_norm=train", "data.decode=fast"))
+
+
+def test_an_unknown_float32_precision_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^float32_precision=high is not known; choose one of: tf32, ieee"):
+        settings.check_config(compose_train(*COMPILED, "batch_norm=train", "float32_precision=high"))

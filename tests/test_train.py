@@ -319,7 +319,7 @@ def test_any_timm_name_is_a_backbone(tmp_path):
 def test_colours_and_drop_path_train_and_are_said(tmp_path):
     colors = ["dataset.images.brightness=0.4", "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"]
     output = run_ok("train.py", "run=x", *TINY_GLYPHS, *colors, "backbone.drop_path=0.2", cwd=tmp_path)
-    assert "; colours brightness 0.4, hue 0.1, grayscale 0.2; drop path 0.2\n" in output
+    assert "; colours brightness 0.4, hue 0.1, grayscale 0.2; drop path 0.2, no dropout\n" in output
     config = OmegaConf.load(tmp_path / "runs/x/config.yaml")
     assert (config.dataset.images.hue, config.backbone.drop_path) == (0.1, 0.2)
     card = (tmp_path / "runs/x/README.md").read_text()

@@ -23,7 +23,7 @@ from proxy_anchor.data.table import ImageTable, Splits, make_tables
 from proxy_anchor.errors import UsageError
 
 CPU = torch.device("cpu")
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
 def photograph(width: int, height: int, seed: int) -> Image.Image:
@@ -207,9 +207,9 @@ def fed(table: ImageTable, accelerator: str = "cpu", num_workers: int = 0, **arg
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("cache", ["ram", "disk"])
 def test_a_cache_changes_nothing_on_the_cpu(table: ImageTable, tmp_path: Path, cache: str, num_workers: int) -> None:
-    plain, data = fed(table, decode="cpu", cache="none")
+    plain, data = fed(table, crop_on="cpu", cache="none")
     assert data.describe_loading().startswith("images: decoded in every epoch")
-    kept, data = fed(table, decode="cpu", cache=cache, cache_dir=tmp_path / "cache", num_workers=num_workers)
+    kept, data = fed(table, crop_on="cpu", cache=cache, cache_dir=tmp_path / "cache", num_workers=num_workers)
     assert data.loading is not None
     assert data.loading["bytes"] == 12 * 24 * 24 * 3 + 3 * sum(
         (110 - 7 * number) * (20 + 9 * number) for number in range(12)
@@ -224,10 +224,10 @@ def test_a_cache_changes_nothing_on_the_cpu(table: ImageTable, tmp_path: Path, c
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("cache", ["auto", "gpu", "ram", "disk"])
 def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, cache: str) -> None:
-    plain, _ = fed(table, "gpu", decode="cpu")
-    kept, data = fed(table, "gpu", decode="gpu", cache=cache, cache_dir=tmp_path / "cache")
+    plain, _ = fed(table, "gpu", crop_on="cpu")
+    kept, data = fed(table, "gpu", crop_on="gpu", cache=cache, cache_dir=tmp_path / "cache")
     assert data.loading is not None
-    assert data.loading["decode"] == "gpu"
+    assert data.loading["crop_on"] == "gpu"
     for (images, rows), (same, same_rows) in zip(plain, kept, strict=True):
         assert torch.equal(rows, same_rows)
         assert (images.int() - same.int()).abs().max() <= 1
@@ -236,21 +236,21 @@ def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, ca
 def test_without_a_card_auto_is_the_reference(table: ImageTable) -> None:
     if torch.cuda.is_available():
         pytest.skip("a card is here")
-    _, data = fed(table, decode="auto", cache="auto")
+    _, data = fed(table, crop_on="auto", cache="auto")
     assert data.loading is not None
-    assert (data.loading["decode"], data.loading["cache"]) == ("cpu", "none")
+    assert (data.loading["crop_on"], data.loading["cache"]) == ("cpu", "none")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"decode": "fast"}, r"^data\.decode=fast is not known"),
+        ({"crop_on": "fast"}, r"^data\.crop_on=fast is not known"),
         ({"cache": "tape"}, r"^data\.cache=tape is not known"),
-        ({"decode": "cpu", "cache": "gpu"}, r"^data\.decode=cpu crops in worker processes"),
-        ({"decode": "gpu", "cache": "none"}, r"^data\.decode=gpu crops images that are kept"),
+        ({"crop_on": "cpu", "cache": "gpu"}, r"^data\.crop_on=cpu crops in worker processes"),
+        ({"crop_on": "gpu", "cache": "none"}, r"^data\.crop_on=gpu crops images that are kept"),
         ({"cache_side": 1.5}, r"^data\.cache_side=1\.5"),
-        ({"decode": "gpu", "cache": "auto"}, r"^data\.decode=gpu needs an NVIDIA card"),
-        ({"decode": "auto", "cache": "gpu"}, r"^data\.cache=gpu needs an NVIDIA card"),
+        ({"crop_on": "gpu", "cache": "auto"}, r"^data\.crop_on=gpu needs an NVIDIA GPU"),
+        ({"crop_on": "auto", "cache": "gpu"}, r"^data\.cache=gpu needs an NVIDIA GPU"),
         ({"cache": "disk"}, r"^data\.cache=disk needs a folder"),
     ],
 )
@@ -272,8 +272,8 @@ def test_what_does_not_fit_is_refused_or_decoded_anew(table: ImageTable, monkeyp
         def broadcast(value: object) -> object:
             return value
 
-    def choose(decode: str, free: int = 0) -> tuple[str, str]:
-        data = ImageDataModule(Splits("mine", table, table), batch_size=5, num_workers=0, decode=decode, cache="auto")
+    def choose(crop_on: str, free: int = 0) -> tuple[str, str]:
+        data = ImageDataModule(Splits("mine", table, table), batch_size=5, num_workers=0, crop_on=crop_on, cache="auto")
         data.trainer = type("Trainer", (), {"strategy": Strategy})()
         data._device = torch.device("cuda")
         monkeypatch.setattr(module, "free_memory", lambda: free)
@@ -281,5 +281,5 @@ def test_what_does_not_fit_is_refused_or_decoded_anew(table: ImageTable, monkeyp
 
     assert choose("auto") == ("cpu", "none")
     assert choose("auto", free=10**9) == ("gpu", "ram")
-    with pytest.raises(UsageError, match=r"^data\.decode=gpu: the decoded images take .*data\.cache_side"):
+    with pytest.raises(UsageError, match=r"^data\.crop_on=gpu: the decoded images take .*data\.cache_side"):
         choose("gpu")

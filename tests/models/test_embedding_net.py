@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from timm.layers import DropPath
+from families import LARGER, WITH_PATHS, WITHOUT_PATHS
+from timm.layers import DropBlock2d, DropPath, PatchDropout
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxy_anchor import EmbeddingNet
 from proxy_anchor.errors import UsageError
+from proxy_anchor.models import embedding_net
+from proxy_anchor.models.embedding_net import turn_off_dropout
 from proxy_anchor.models.pooling import GeMPool, Pool
 
 CONVOLUTIONAL = ["test_resnet", "test_efficientnet", "test_convnext", "test_nfnet"]
@@ -90,6 +93,49 @@ def test_uint8_and_float_images_are_the_same() -> None:
     net = make().eval()
     images = pixels()
     assert torch.equal(net(images), net(images.float()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda images: images / 255, "from 0 to 1;"),
+        (lambda images: (images / 255 - 0.5) / 0.5, "from -1 to 1;"),
+        (lambda images: images * 0, "from 0 to 0;"),  # black: as good as [0, 1]
+    ],
+    ids=["scaled", "normalised", "black"],
+)
+def test_floats_that_are_no_pixels_are_refused_in_one_line(change, said: str, dtype: torch.dtype) -> None:
+    images = pixels().double()
+    images[0, 0, 0, :2] = torch.tensor([0.0, 255.0])
+    with pytest.raises(
+        UsageError, match=rf"^images: float values {said} expected pixels in 0-255.* uint8 image"
+    ) as caught:
+        make()(change(images).to(dtype))
+    assert "\n" not in str(caught.value)
+
+
+def test_pixels_of_any_type_are_taken() -> None:
+    net = make().eval()
+    black = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+    assert torch.isfinite(net(black)).all()  # dark pictures as uint8
+    assert torch.isfinite(net(torch.full((2, 3, 64, 64), 1.5))).all()
+    assert net(torch.empty(0, 3, 64, 64)).shape == (0, 8)
+
+
+def test_uint8_images_are_not_looked_at_as_each_look_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_net, "_check_range", lambda images: pytest.fail("looked at"))
+    make()(pixels())
+
+
+def test_floats_go_through_compile_export_and_trace() -> None:
+    """With a whole graph, and no look at the values."""
+    net, images = make().eval(), pixels(2).float()
+    expected = net(images)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(images), expected)
+    torch.testing.assert_close(torch.export.export(net, (images,)).module()(images), expected)
+    torch.testing.assert_close(torch.jit.trace(net, images)(images), expected)
 
 
 @pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0"])
@@ -171,6 +217,12 @@ def test_transformers_are_built_for_the_image_size() -> None:
         net = make("test_vit", image_size=size)
         assert net.backbone.pos_embed.shape[1] in (positions, positions - 1)
         assert net(pixels(size=size)).shape == (3, 8)
+
+
+def test_a_network_of_several_outputs_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timm.models.resnet.ResNet.forward", lambda self, images: [images, images])
+    with pytest.raises(UsageError, match=r"test_resnet does not accept 64 x 64 images \(it gives several outputs\)"):
+        make()
 
 
 def test_an_image_size_that_a_backbone_refuses_is_said() -> None:
@@ -301,6 +353,62 @@ def test_drop_path_reaches_the_blocks_and_grows_with_depth(backbone: str) -> Non
     assert drop_rates(make(backbone)) == []
 
 
+ALL_FAMILIES = [*WITH_PATHS, *WITHOUT_PATHS, *(pytest.param(each, marks=pytest.mark.slow) for each in LARGER)]
+NAMED = ["swin_tiny_patch4_window7_224", "nextvit_small"]  # of the larger ones, looked at without computing
+DROPPING = (DropPath, nn.modules.dropout._DropoutNd)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backbone", ALL_FAMILIES)
+def test_nothing_is_random_in_training_unless_asked_for(backbone: str) -> None:
+    net, images = make(backbone, batch_norm="train"), pixels(2)
+    assert net.training
+    assert torch.equal(net(images), net(images))
+
+
+@pytest.mark.parametrize("backbone", [*WITH_PATHS, *NAMED])
+def test_drop_path_is_all_that_is_random_and_as_large_as_asked_for(backbone: str) -> None:
+    with torch.device("meta"):
+        plain, net = make(backbone, batch_norm="train"), make(backbone, batch_norm="train", drop_path=0.2)
+    assert dropped(plain) == []
+    assert {kind for kind, _ in dropped(net)} == {DropPath}
+    assert 0.15 < max(rate for _, rate in dropped(net)) <= 0.2 + 1e-6
+
+
+def dropped(net: EmbeddingNet) -> list[tuple[type, float]]:
+    modules = [module for module in net.modules() if isinstance(module, DROPPING)]
+    rates = [(type(each), getattr(each, "drop_prob" if isinstance(each, DropPath) else "p")) for each in modules]
+    return [(kind, rate) for kind, rate in rates if rate]
+
+
+def test_timms_own_rates_are_there_to_be_turned_off() -> None:
+    own = {name: timm.create_model(name, num_classes=0) for name in ("nest_tiny", "rexnet_100", "legacy_seresnet18")}
+    assert max(m.drop_prob for m in own["nest_tiny"].modules() if isinstance(m, DropPath)) == pytest.approx(0.5)
+    assert own["rexnet_100"].drop_rate == own["legacy_seresnet18"].drop_rate == 0.2
+    for model in own.values():
+        turn_off_dropout(model, keep_drop_path=False)
+        assert not getattr(model, "drop_rate", 0.0)
+
+
+def test_every_kind_of_dropping_is_turned_off() -> None:
+    lstm, attention = nn.LSTM(4, 4, 2, dropout=0.3), nn.MultiheadAttention(4, 2, dropout=0.4)
+    modules = [
+        nn.Dropout(0.1),
+        nn.Dropout2d(0.1),
+        nn.AlphaDropout(0.1),
+        DropBlock2d(0.1),
+        PatchDropout(0.1),
+        DropPath(0.1),
+    ]
+    model = nn.Sequential(lstm, attention, *modules)
+    turn_off_dropout(model, keep_drop_path=True)
+    assert modules[-1].drop_prob == 0.1
+    turn_off_dropout(model, keep_drop_path=False)
+    assert [lstm.dropout, attention.dropout, *(each.p for each in modules[:3])] == [0.0] * 5
+    assert [modules[3].drop_prob, modules[4].prob, modules[5].drop_prob] == [0.0] * 3
+    assert modules[3].gamma_scale == 1.0  # no probability
+
+
 @pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
 def test_drop_path_changes_training_only(backbone: str) -> None:
     torch.manual_seed(1)
@@ -330,7 +438,7 @@ def test_drop_path_is_in_the_config_where_it_is_on() -> None:
     assert torch.equal(old(images), net(images))
 
 
-@pytest.mark.parametrize("backbone", ["bninception", "googlenet", "vgg11"])
+@pytest.mark.parametrize("backbone", [*WITHOUT_PATHS, "vgg11"])
 def test_networks_without_paths_to_drop_are_named_in_one_line(backbone: str) -> None:
     with pytest.raises(UsageError, match=rf"^backbone\.drop_path=0\.1: {backbone} has no paths to drop") as caught:
         make(backbone, drop_path=0.1)

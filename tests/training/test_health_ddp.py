@@ -29,9 +29,8 @@ def ranks(folder):
 
 def test_what_one_process_sees_is_said_once_for_all(ranks):
     one, other = (rank["standing"] for rank in ranks)
-    assert [text.split(" (")[0] for text in one["warnings"]] == [
-        f"epoch {epoch}: the backbone has not moved" for epoch in (1, 2)
-    ]
+    [text] = one["warnings"]
+    assert text.startswith("epoch 1: the backbone has not moved")
     assert other["warnings"] == one["warnings"]
     assert one["printed"].count("warning: ") == 2
     assert "warning: " not in other["printed"]

@@ -32,7 +32,7 @@ from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.data.unusable import ON_BAD_IMAGE
 from proxy_anchor.errors import UsageError, check_choice, check_int
 
-DECODE = ("auto", "cpu", "gpu")
+CROP_ON = ("auto", "cpu", "gpu")
 CACHE = ("auto", "gpu", "ram", "disk", "none")
 _SHARE = 0.5  # of free memory that pixels may take: the rest is the network's, and other processes'
 
@@ -54,18 +54,19 @@ class ImageDataModule(pl.LightningDataModule):
         num_workers: decoding processes; None takes the cores of this process, at most 16.
         crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
         brightness, contrast, saturation, hue, grayscale: of training images, see `RandomColors`.
-        decode: "cpu" decodes and crops in worker processes, image by image, every epoch: the reference. "gpu" decodes
-            once, before training, and crops on the graphics card. "auto" takes the card where there is one and the
-            decoded images fit into half of its free memory, or else of this machine's.
+        crop_on: where training images are cropped. "cpu": in the worker processes, image by image: the reference. "gpu": on
+            the GPU, from images that the worker processes decode once, before training. "auto": on the GPU where there is
+            one and the decoded images fit into half of its free memory, or else of this machine's. Worker processes decode
+            (Pillow) in every case.
         cache: where decoded images are kept: "gpu", "ram" (shared by all processes, gone with the run), "disk" (a file in
-            `cache_dir`, used again by later runs), "none" or "auto" (with decode "gpu" the first of gpu and ram that
-            fits, otherwise none).
+            `cache_dir`, used again by later runs), "none" (decoded anew in every epoch) or "auto" (with crop_on "gpu" the
+            first of gpu and ram that fits, otherwise none).
         cache_side: shorter side of cached training images at most this; None keeps them as stored.
         cache_dir: folder of cache "disk".
         on_bad_image: "raise", or "skip" where `leave_out_unusable` has made the splits; for what an error then says.
 
     Attributes:
-        loading: how the images are decoded and kept, once `setup` has chosen: decode, cache, bytes, seconds.
+        loading: where the images are cropped and kept, once `setup` has chosen: crop_on, cache, bytes, seconds.
 
     Raises UsageError when a value is out of range or the training images do not fill one batch.
     """
@@ -88,7 +89,7 @@ class ImageDataModule(pl.LightningDataModule):
         saturation: float = 0.0,
         hue: float = 0.0,
         grayscale: float = 0.0,
-        decode: str = "cpu",
+        crop_on: str = "cpu",
         cache: str = "none",
         cache_side: int | None = None,
         cache_dir: str | Path | None = None,
@@ -100,7 +101,7 @@ class ImageDataModule(pl.LightningDataModule):
         if num_workers is not None:
             check_int("data.num_workers", num_workers, 0)
         check_int("data.batch_size", batch_size, 1)
-        check_decoding(decode, cache, cache_side)
+        check_cropping(crop_on, cache, cache_side)
         check_choice("data.on_bad_image", on_bad_image, ON_BAD_IMAGE)
         self.splits, self.on_bad_image = splits, on_bad_image
         self.batch_size = batch_size
@@ -121,7 +122,7 @@ class ImageDataModule(pl.LightningDataModule):
                 if table is not None:
                     self.eval_images.append(ImageDataset(table, self.eval_crop))
                     self.eval_roles.append((name, is_gallery))
-        self._decode, self._cache, self._form = decode, cache, Shrunk(cache_side)
+        self._crop_on, self._cache, self._form = crop_on, cache, Shrunk(cache_side)
         self._cache_dir = None if cache_dir is None else Path(cache_dir)
         self._device = torch.device("cpu")
         self._eval_pixels: list[Pixels] = []
@@ -153,15 +154,15 @@ class ImageDataModule(pl.LightningDataModule):
         """One line: where images are decoded and cropped, and how large the cache is."""
         if self.loading is None or self.loading["cache"] == "none":
             return f"images: decoded in every epoch by {self.num_workers} worker processes"
-        places = {"gpu": "on the card", "ram": "in memory", "disk": f"in {self._cache_dir}"}
-        cropped = "on the card" if self.loading["decode"] == "gpu" else f"by {self.num_workers} worker processes"
+        places = {"gpu": "on the GPU", "ram": "in memory", "disk": f"in {self._cache_dir}"}
+        cropped = "on the GPU" if self.loading["crop_on"] == "gpu" else f"by {self.num_workers} worker processes"
         return (
             f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB {places[self.loading['cache']]}, cropped {cropped} "
-            f"(data.decode={self.loading['decode']} data.cache={self.loading['cache']}; {self.loading['seconds']:.1f} s)"
+            f"(data.crop_on={self.loading['crop_on']} data.cache={self.loading['cache']}; {self.loading['seconds']:.1f} s)"
         )
 
     def setup(self, stage: str) -> None:
-        """Choose where images are decoded and kept, and decode them, once."""
+        """Choose where images are cropped and kept, and decode them, once."""
         if self.loading is not None:
             return
         assert self.trainer is not None
@@ -169,7 +170,7 @@ class ImageDataModule(pl.LightningDataModule):
         if self.trainer.strategy.broadcast(self.splits.skipped) != self.splits.skipped:
             raise UsageError("the processes could not read different images: see that all of them see the same files.")
         self._device = self.trainer.strategy.root_device
-        decode, cache = self._choose()
+        crop_on, cache = self._choose()
         if cache == "gpu":
             self.train_images.pixels = self._on_card(self.splits.train, self._form)
             self._eval_pixels = [self._on_card(images.table, self.eval_crop) for images in self.eval_images]
@@ -183,20 +184,20 @@ class ImageDataModule(pl.LightningDataModule):
                     file.unlink(missing_ok=True)  # the memory stays until the last process that has mapped it ends
         kept = [pixels for pixels in (self.train_images.pixels, *self._eval_pixels) if pixels is not None]
         self.loading = {
-            "decode": decode,
+            "crop_on": crop_on,
             "cache": cache,
             "bytes": sum(len(pixels.values) for pixels in kept),
             "seconds": time.perf_counter() - start,
         }
 
     def _choose(self) -> tuple[str, str]:
-        """(decode, cache) without "auto", the same on every process."""
-        decode, cache = self._decode, self._cache
+        """(crop_on, cache) without "auto", the same on every process."""
+        crop_on, cache = self._crop_on, self._cache
         has_card = self._device.type == "cuda"
-        if not has_card and "gpu" in (decode, cache):
-            key = "decode" if decode == "gpu" else "cache"
-            raise UsageError(f"data.{key}=gpu needs an NVIDIA card and trainer.accelerator=gpu: set data.{key}=auto.")
-        if decode == "cpu" or cache == "none" or not has_card:
+        if not has_card and "gpu" in (crop_on, cache):
+            key = "crop_on" if crop_on == "gpu" else "cache"
+            raise UsageError(f"data.{key}=gpu needs an NVIDIA GPU and trainer.accelerator=gpu: set data.{key}=auto.")
+        if crop_on == "cpu" or cache == "none" or not has_card:
             return "cpu", "none" if cache == "auto" else cache
         if cache != "auto":
             return "gpu", cache
@@ -205,11 +206,11 @@ class ImageDataModule(pl.LightningDataModule):
         fitting = [place for place, free in room.items() if needed <= _SHARE * free]
         choice = ("gpu", fitting[0]) if fitting else ("cpu", "none")
         choice = self.trainer.strategy.broadcast(choice)  # type: ignore[union-attr]  # memory differs between processes
-        if choice[0] == "cpu" and decode == "gpu":
+        if choice[0] == "cpu" and crop_on == "gpu":
             free = "; ".join(f"{place} {amount / 1e9:.0f} GB free" for place, amount in room.items())
             raise UsageError(
-                f"data.decode=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free ({free}): "
-                "set data.cache_side to shrink them, data.cache=disk, or data.decode=cpu."
+                f"data.crop_on=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free ({free}): "
+                "set data.cache_side to shrink them, data.cache=disk, or data.crop_on=cpu."
             )
         return choice
 
@@ -243,7 +244,7 @@ class ImageDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> Any:
         """Full batches in the order of this epoch, shuffled or P x K."""
         images, order = self.train_images, self.make_order(*self._place)
-        if self.loading is not None and self.loading["decode"] == "gpu":
+        if self.loading is not None and self.loading["crop_on"] == "gpu":
             assert images.pixels is not None
             return CroppedBatches(images.pixels, images.labels, self.train_crops, order, self._device)
         return self._loader(images, batch_sampler=order)
@@ -275,14 +276,14 @@ class ImageDataModule(pl.LightningDataModule):
         )
 
 
-def check_decoding(decode: str, cache: str, cache_side: int | None) -> None:
+def check_cropping(crop_on: str, cache: str, cache_side: int | None) -> None:
     """Raise UsageError for keys of `data` that are unknown or contradict one another."""
-    check_choice("data.decode", decode, DECODE)
+    check_choice("data.crop_on", crop_on, CROP_ON)
     check_choice("data.cache", cache, CACHE)
     Shrunk(cache_side)
-    if decode == "cpu" and cache == "gpu":
+    if crop_on == "cpu" and cache == "gpu":
         raise UsageError(
-            "data.decode=cpu crops in worker processes, which cannot read data.cache=gpu: set ram or disk."
+            "data.crop_on=cpu crops in worker processes, which cannot read data.cache=gpu: set ram or disk."
         )
-    if decode == "gpu" and cache == "none":
-        raise UsageError("data.decode=gpu crops images that are kept decoded: set data.cache=auto, gpu, ram or disk.")
+    if crop_on == "gpu" and cache == "none":
+        raise UsageError("data.crop_on=gpu crops images that are kept decoded: set data.cache=auto, gpu, ram or disk.")

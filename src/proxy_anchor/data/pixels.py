@@ -1,4 +1,4 @@
-"""Images decoded once: on the graphics card, in shared memory or in a file, instead of anew in every epoch.
+"""Images decoded once by worker processes and kept: on the GPU, in shared memory or in a file, instead of anew in every epoch.
 
 Every form holds the same bytes, those that `read_rgb` and the crop's first step give; only the place differs.
 """

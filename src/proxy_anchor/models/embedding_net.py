@@ -37,7 +37,8 @@ class EmbeddingNet(nn.Module):
         batch_norm: "frozen_statistics" (running statistics stay, scale and shift train; what the released code does on
             CUB and Cars), "frozen" (scale and shift stay too) or "train".
         drop_path: stochastic depth (Huang et al. 2016), in [0, 1): timm's rate, which grows with depth up to it; with that
-            probability a residual block is skipped for an image in training. Nothing in evaluation.
+            probability a residual block is skipped for an image in training. Nothing in evaluation. timm's own defaults
+            (drop path, dropout, DropBlock) are off: this rate is all that is random in the network.
         mean, std: per RGB channel of pixels in [0, 1]; None takes those that the weights were trained with.
 
     Raises UsageError for an unknown backbone, a pooling or drop_path that does not fit it, or weights that cannot be had.
@@ -81,6 +82,7 @@ class EmbeddingNet(nn.Module):
             self.backbone = create_pretrained(backbone, weights, **timm_kwargs)
         else:
             self.backbone = timm.create_model(backbone, pretrained=False, **timm_kwargs)
+        turn_off_dropout(self.backbone, keep_drop_path=drop_path > 0)
         kind = "avg+max" if pooling == "auto" else pooling
         self.pool = nn.Identity() if own_pooling else POOLINGS[kind]()
         self.head = nn.Linear(num_features, embedding_dim)
@@ -114,12 +116,48 @@ class EmbeddingNet(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pixels (B, 3, H, W) in 0-255, RGB, to unit-length embeddings (B, D) in float32."""
+        """Pixels (B, 3, H, W) in 0-255, RGB, to unit-length embeddings (B, D) in float32.
+
+        Raises UsageError for float images that are scaled to [0, 1] or normalised; looking at them waits for the GPU, which
+        uint8 images do not need.
+        """
+        if images.is_floating_point():
+            _check_range(images)
         pixels = (images.to(self.mean.dtype) - self.mean) / self.std  # type: ignore[operator,arg-type]
         features = self.pool(self.backbone(pixels))  # (B, F)
         # The head and the norm are cheap and decide the ranking: full precision whatever the backbone runs in.
         with torch.autocast(images.device.type, enabled=False):
             return F.normalize(self.head(features.to(self.head.weight.dtype)))
+
+
+def _check_range(images: Tensor) -> None:
+    """Raise UsageError for floats that are no pixels in 0-255; says nothing where values cannot be read (compile, export)."""
+    captured = images.is_cuda and torch.cuda.is_current_stream_capturing()
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or images.is_meta or captured or not images.numel():
+        return
+    low, high = torch.stack(images.detach().aminmax()).tolist()
+    if low < 0 or high <= 1:
+        raise UsageError(
+            f"images: float values from {low:.3g} to {high:.3g}; expected pixels in 0-255, as the network normalises them itself: "
+            "pass the uint8 image, or multiply values in [0, 1] by 255."
+        )
+
+
+def turn_off_dropout(backbone: nn.Module, *, keep_drop_path: bool) -> None:
+    """Set every probability of dropping to 0: dropout, DropBlock and, unless kept, drop path.
+
+    Constructors of timm have defaults of their own (0.1 in swin, 0.5 in nest), and not all take all rates, so the modules
+    are changed instead.
+    """
+    for module in backbone.modules():
+        if keep_drop_path and isinstance(module, DropPath):
+            continue
+        drops = "drop" in type(module).__name__.lower()  # nn.Dropout.p, PatchDropout.prob
+        for name, value in vars(module).items():
+            if keep_drop_path and "drop_path" in name:
+                continue
+            if isinstance(value, float) and ("drop" in name or (drops and name in ("p", "prob"))):
+                setattr(module, name, 0.0)
 
 
 def check_drop_path(drop_path: object) -> None:
@@ -161,6 +199,8 @@ def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, d
             with torch.device("meta"), torch.no_grad():
                 model = timm.create_model(backbone, pretrained=False, **kwargs).eval()
                 output = model(torch.zeros(1, 3, image_size, image_size))
+            if not isinstance(output, Tensor):
+                raise TypeError("it gives several outputs")
         except Exception as error:  # a network rejects what does not fit it with whatever its author chose to raise
             failure = error
             continue

@@ -53,7 +53,8 @@ _UNIMPORTANT = (
     "backbone.recipe",
     "data.num_workers",
     "data.eval_batch_size",
-    "data.decode",
+    "data.crop_on",
+    "data.decode",  # its former name
     "data.cache",
     "data.cache_dir",
     "trainer.accelerator",
@@ -73,6 +74,7 @@ BEFORE = {
     "dataset.images.hue": 0.0,
     "dataset.images.grayscale": 0.0,
     "backbone.drop_path": 0.0,
+    "float32_precision": "tf32",
 }
 
 

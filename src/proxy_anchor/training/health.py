@@ -22,18 +22,17 @@ if TYPE_CHECKING:
 
 REPLAY_FILE = "not_finite.json"
 COLLAPSED = 0.98  # mean cosine similarity of different images, of all classes
-# How much a step changes the backbone, of its own length. CS231n's rule of thumb is 1e-3, "somewhat higher or lower" for the
-# rate being so; here a hundred times more and a thousand times less. Adam's step grows with the rate alone, so that this
-# tells a rate that is far off whatever the loss is; the loss does not: with normalised embeddings and batch norm it falls at
-# rates that ruin the weights.
-STEP_TOO_LARGE, STEP_TOO_SMALL = 0.1, 1e-6
+# Adam changes each value by at most about the learning rate in a step. As a part of the whole backbone's length that tells a
+# rate that is far off whatever the loss is: with normalised embeddings and batch norm the loss falls at rates that ruin the
+# weights. CS231n's rule of thumb is 1e-3; rates that networks are trained with give 1e-5 to 1e-1.
+STEP_TOO_LARGE, STEP_TOO_SMALL = 0.2, 1e-6
 NO_GRADIENT = 1e-8  # AdamW's epsilon: below it a step is smaller than the rate says, and then nothing
 
 
 class Health(pl.Callback):
     """Warns of what no error stops; keeps the batch when a number is not finite.
 
-    It warns of collapsed embeddings, of a backbone that stands still or moves at a rate that is far off, and of dead
+    It warns of collapsed embeddings, of a learning rate that is far off, of a backbone without gradients, and of dead
     proxies. What it needs of a step stays on the device; the host reads a few numbers once an epoch. Of several processes
     each looks at its part, the counts are those of all, and the first one warns.
 
@@ -49,7 +48,6 @@ class Health(pl.Callback):
         self._batches: list[Tensor] = []
         self._sum: Tensor | None = None
         self._count = 0
-        self._before: Tensor | None = None
         self._seen: Tensor | None = None  # (C,) bool: classes that had an image in this epoch, on the device
         self._ever_seen: Tensor | None = None
         self._num_dead = 0
@@ -69,9 +67,9 @@ class Health(pl.Callback):
             print(f"warning: {text}", flush=True)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """Remember where the backbone stands: its first tensor that is trained. Forget which classes were seen."""
-        first = next((p for p in pl_module.net.backbone.parameters() if p.requires_grad), None)
-        self._before = None if first is None else first.detach().clone()
+        """Judge the learning rate before the first step of the backbone. Forget which classes were seen."""
+        if trainer.current_epoch == pl_module.settings.warmup_epochs:
+            self._look_at_rate(trainer, pl_module)
         proxies = _proxies(pl_module)
         self._seen = None if proxies is None else torch.zeros(len(proxies), dtype=torch.bool, device=proxies.device)
 
@@ -82,28 +80,33 @@ class Health(pl.Callback):
             self._seen.index_fill_(0, batch[1], True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """Look at what moved."""
-        if self._before is not None and trainer.current_epoch >= pl_module.settings.warmup_epochs:
-            self._look_at_backbone(trainer, pl_module, self._before)
+        """Look for what has had no gradient."""
+        if trainer.current_epoch == pl_module.settings.warmup_epochs:
+            self._look_at_backbone(trainer, pl_module)
         if self._seen is not None:
             self._look_at_proxies(trainer, pl_module, reduce_max(self._seen.int()).bool())
 
-    def _look_at_backbone(self, trainer: pl.Trainer, pl_module: MetricLearner, before: Tensor) -> None:
-        """Warn of one that has not moved in an epoch after the warm-up, or that its first such epoch moved far too much."""
-        epoch, warmup = trainer.current_epoch + 1, pl_module.settings.warmup_epochs
-        first = next(p for p in pl_module.net.backbone.parameters() if p.requires_grad)
-        distance, length = torch.stack([(first.detach() - before).norm(), before.norm()]).tolist()
-        step = distance / max(length, 1e-12) / max(1, trainer.num_training_batches)
-        if distance == 0:
+    def _look_at_rate(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:
+        """Warn of a learning rate that is far off for the size of the backbone's weights."""
+        lr, trained = pl_module.settings.lr, _trained(pl_module)
+        length = float(torch.nn.utils.get_total_norm(trained)) if trained else 0.0
+        if not length:
+            return
+        step = lr * sum(parameter.numel() for parameter in trained) ** 0.5 / length
+        if not STEP_TOO_SMALL <= step <= STEP_TOO_LARGE:
             self._warn(
-                f"epoch {epoch}: the backbone has not moved (largest change of its first tensor 0) although the warm-up is "
-                "over."
+                f"epoch {trainer.current_epoch + 1}: optimizer.lr={lr:g} looks far too {'high' if step > 1e-3 else 'low'}: a step "
+                f"of lr in every value is {step:.1e} of the backbone's length (about 1e-3 is usual)."
             )
-        elif epoch == warmup + 1 and not STEP_TOO_SMALL <= step <= STEP_TOO_LARGE:  # later rates are lower on purpose
-            high = step > STEP_TOO_LARGE
+
+    def _look_at_backbone(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:
+        """Warn of one that has had no gradient in its first epoch after the warm-up."""
+        state = trainer.optimizers[0].state
+        squares = [state[each]["exp_avg_sq"] for each in _trained(pl_module) if "exp_avg_sq" in state.get(each, {})]
+        if not (squares and torch.stack([each.any() for each in squares]).any()):
             self._warn(
-                f"epoch {epoch}: optimizer.lr={pl_module.settings.lr:g} looks far too {'high' if high else 'low'}: a step "
-                f"changed the backbone by {step:.1e} of its length (about 1e-3 is usual; judged by its first tensor)."
+                f"epoch {trainer.current_epoch + 1}: the backbone has not moved although the warm-up is over: the loss gave it "
+                "no gradient."
             )
 
     def _look_at_proxies(self, trainer: pl.Trainer, pl_module: MetricLearner, seen: Tensor) -> None:
@@ -170,6 +173,11 @@ class Health(pl.Callback):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(self.folder / REPLAY_FILE, json.dumps(content, indent=2) + "\n")
         write_before_any_ends(trainer)
+
+
+def _trained(pl_module: MetricLearner) -> list[Tensor]:
+    """The backbone's tensors that are trained."""
+    return [parameter for parameter in pl_module.net.backbone.parameters() if parameter.requires_grad]
 
 
 def _proxies(pl_module: MetricLearner) -> Tensor | None:

@@ -1,0 +1,105 @@
+"""The switches of torch that say what float32 is on a GPU; what they do there a GPU has to show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from cli import TINY_GLYPHS, compose_train
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from torch import nn
+
+import entry
+from evaluate import evaluate
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.files import read_result
+from proxy_anchor.retrieval.search import full_precision
+from proxy_anchor.training.checkpoint import load_checkpoint
+from proxy_anchor.training.float32 import set_float32_precision
+from train import train
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    yield
+    torch.backends.cudnn.allow_tf32 = before[0]
+    torch.set_float32_matmul_precision(before[1])
+
+
+def switches() -> tuple[bool, bool, str]:
+    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()
+
+
+TF32, IEEE = (True, False, "highest"), (False, False, "highest")
+
+
+def test_each_name_sets_every_switch() -> None:
+    assert torch.backends.cudnn.allow_tf32  # torch's default, which "tf32" promises to be
+    for name, expected in (("ieee", IEEE), ("tf32", TF32), ("ieee", IEEE)):
+        torch.set_float32_matmul_precision("high")
+        set_float32_precision(name)
+        assert switches() == expected
+        for layer in (torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
+            assert (layer.fp32_precision == "tf32") == (name == "tf32")
+        with full_precision(torch.device("cpu")):
+            assert not switches()[1]
+        assert switches() == expected
+    with pytest.raises(UsageError, match=r"^float32_precision=high is not known"):
+        set_float32_precision("high")
+
+
+def test_the_compiler_can_read_the_switches() -> None:
+    set_float32_precision("ieee")
+    convolution, images = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(torch.compile(convolution)(images), convolution(images))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_every_run_sets_it_and_evaluate_sets_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr(nn.Linear, "forward", note_switches(seen))
+    for name, expected in (("ieee", IEEE), ("tf32", TF32)):  # as two runs of one process
+        run = tmp_path / name
+        cfg = compose_train(*TINY_GLYPHS, "trainer.accelerator=cpu", "logger=csv", f"float32_precision={name}")
+        train(cfg, run)
+        assert set(seen) == {expected}
+        assert OmegaConf.load(run / "config.yaml").float32_precision == name
+        assert read_result(run)["float32_precision"] == name
+        assert load_checkpoint(run / "best.ckpt").metadata["config"]["float32_precision"] == name
+        seen.clear()
+    for name, expected in (("ieee", IEEE), ("tf32", TF32)):
+        with initialize_config_dir(entry.CONF, version_base="1.3"):
+            evaluate(compose("evaluate", [f"checkpoint={tmp_path / name / 'best.ckpt'}"]))
+        assert set(seen) == {expected}
+        seen.clear()
+
+
+def note_switches(seen: list):
+    plain = nn.Linear.forward
+
+    def forward(self, values):
+        seen.append(switches())
+        return plain(self, values)
+
+    return forward
+
+
+@needs_cuda
+def test_only_tf32_rounds_a_convolution_on_a_gpu() -> None:
+    # 1 + 2**-12 needs 12 bits of mantissa; TF32 has 10.
+    values = torch.full((1, 16, 32, 32), 1 + 2**-12, device="cuda")
+    weights = torch.ones(16, 16, 1, 1, device="cuda") * (1 + 2**-12)
+    exact = nn.functional.conv2d(values.double(), weights.double())
+    errors = {}
+    for name in ("tf32", "ieee"):
+        set_float32_precision(name)
+        errors[name] = float((nn.functional.conv2d(values, weights).double() - exact).abs().max() / exact.abs().max())
+    assert errors["ieee"] < 1e-6
+    assert errors["tf32"] > 1e-4
