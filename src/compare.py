@@ -17,6 +17,7 @@ import settings
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import read_result
 from proxy_anchor.training import jobs
+from proxy_anchor.training.run_lock import held
 from train import train
 
 
@@ -33,9 +34,10 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     for number, ((loss, seed), job) in enumerate(configs.items(), start=1):
         place = folder / loss / f"seed{seed}"
         print(f"\n[{number}/{len(configs)}] {loss}, seed {seed}: {place}", flush=True)
-        entry.clear_failure(job, place)
         try:
-            results[loss].append(finished(job, place) or train(job, place))
+            with held(place):
+                entry.clear_failure(job, place)
+                results[loss].append(finished(job, place) or train(job, place))
         except Exception as error:  # whatever stopped this run, the others are still wanted
             failures[f"{loss}, seed {seed}"] = reason = entry.reason(error)
             entry.mark_failed(place, error, job)

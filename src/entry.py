@@ -16,8 +16,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from io import TextIOWrapper
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,7 +34,7 @@ from hydra.experimental.callback import Callback
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from proxy_anchor.allocator import keep_freed_memory
@@ -47,9 +48,11 @@ from proxy_anchor.training.processes import (
     RankError,
     leave_error,
     left_by_others,
+    one_of_several,
     rank,
     run_ranks,
 )
+from proxy_anchor.training.run_lock import HELD_BY_PARENT, held, release, take
 from settings import holds_another
 
 STARTED_AT = "PROXY_ANCHOR_STARTED"  # hands it on to the processes of one command, which share a monotonic clock
@@ -119,6 +122,57 @@ def register_plugins() -> None:
     Plugins.instance().register(TimmSearchPath)
 
 
+class FolderRefused(BaseException):
+    """Carries the error of `RunFolder` past Hydra, which makes a warning of every Exception of a callback."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class RunFolder(Callback):
+    """Takes the folder of a run or a sweep before Hydra makes it; a default name that is taken gets a number behind it."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """The folder of a run; that of several processes is taken by the first of them (see `settings.take_up`)."""
+        if not one_of_several():
+            hydra_config: Any = HydraConfig.instance()
+            before, hydra_config.cfg = hydra_config.cfg, config  # which hydra.run.dir may read
+            try:
+                self._take(config, "hydra.run.dir")
+            finally:
+                hydra_config.cfg = before
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """The folder of a sweep. Its jobs, which take their own, are told its name."""
+        given = config.run
+        self._take(config, "hydra.sweep.dir")
+        if config.run != given:
+            with read_write(config.hydra), open_dict(config.hydra):
+                config.hydra.overrides.task.append(f"run={config.run}")
+
+    def _take(self, config: DictConfig, key: str) -> None:
+        try:
+            folder, name = Path(OmegaConf.select(config, key)), str(config.run)
+            named_by_time = OmegaConf.is_interpolation(config, "run") and folder.name == name
+        except OmegaConfBaseException:
+            return  # Hydra meets it next, and reports it
+        try:
+            if not named_by_time:
+                take(folder)
+                return
+            for number in count(2):
+                with suppress(FolderTaken):
+                    take(folder, wait_s=0)
+                    if not any(folder.glob("*")):
+                        return
+                    release(folder)  # of a run that was as quick to end
+                config.run = f"{name}_{number}"
+                folder = folder.with_name(config.run)
+        except (UsageError, OSError) as error:
+            raise FolderRefused(error) from error
+
+
 class SweepTable(Callback):
     """Collects the jobs of a sweep and prints one table of them at the end, also when some failed."""
 
@@ -180,6 +234,7 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
         file = Path(place) / "job.yaml"
         OmegaConf.save(cfg, file, resolve=True)
         handed_on = {JOB_FILE: str(file), JOB_FOLDER: str(folder), STARTED_AT: str(STARTED)}
+        handed_on[HELD_BY_PARENT] = str(folder.resolve())
         run_ranks([sys.executable, sys.argv[0]], num_ranks, handed_on)
     result = read_result(folder)
     assert result is not None
@@ -209,9 +264,11 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         own_folder = output_folder() != Path.cwd()  # evaluate.py and others run where the user stands
         marked = own_folder and (in_sweep or SWEEP_JOB in os.environ)
         try:
-            if marked:
-                clear_failure(cfg, output_folder())
-            return main(cfg)
+            # The folder of a single run is held until the process ends: a checkpoint may still be written in the background.
+            with held(output_folder()) if own_folder and in_sweep else nullcontext():
+                if marked:
+                    clear_failure(cfg, output_folder())
+                return main(cfg)
         except Exception as error:
             if marked:
                 mark_failed(output_folder(), error, cfg)
@@ -240,6 +297,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.exit(1)
     except USER_ERRORS as error:
         failures.append(error)
+    except FolderRefused as refused:
+        failures.append(refused.error)
     except Exception as error:
         if left_by_others():
             sys.exit(1)

@@ -6,7 +6,6 @@ stand inside the functions that need them, so that errors come at once.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.reports.runs import BEFORE
-from proxy_anchor.training.processes import rank
+from proxy_anchor.training.processes import one_of_several, rank
+from proxy_anchor.training.run_lock import take
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -133,11 +133,6 @@ def _running_mean(cfg: DictConfig) -> list[pl.Callback]:
     if cfg.optimizer.ema_decay is None:
         return []
     return [WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(cfg.optimizer.ema_decay))]
-
-
-def one_of_several() -> bool:
-    """Whether this process trains together with others, whoever started them: this package, torchrun or srun."""
-    return "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
 
 
 def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback) -> list[pl.Callback]:
@@ -306,7 +301,8 @@ def require_new(folder: Path) -> None:
 def take_up(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Checkpoint | None]:
     """(the result of a run that is finished, None) or (None, where this one goes on, None for a new run).
 
-    Of several processes the first looks into the folder, and removes and renames there, before any other reads.
+    Of several processes the first takes the folder, looks into it, and removes and renames there, before any other reads.
+    Raises FolderTaken, as `run_lock.take`.
     """
 
     def look() -> tuple[dict[str, Any] | None, Checkpoint | None]:
@@ -314,15 +310,19 @@ def take_up(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Check
         return result, checkpoint_to_continue(cfg, folder) if result is None else None
 
     if not one_of_several():
-        return look()
+        return look()  # the caller holds the folder
     from hydra.utils import instantiate
 
     from proxy_anchor.training.agreement import decided_by_first
 
+    def take_and_look() -> tuple[dict[str, Any] | None, Checkpoint | None]:
+        take(folder)
+        return look()
+
     trainer = instantiate(cfg.trainer, logger=False, enable_checkpointing=False, default_root_dir=folder)
     check_processes(cfg, trainer)
     trainer.strategy.setup_environment()  # joins the others; the run's own trainer finds them joined
-    return decided_by_first(look)
+    return decided_by_first(take_and_look)
 
 
 def finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:

@@ -12,10 +12,19 @@ import entry
 import settings
 from folds import cross_validate
 from proxy_anchor.reports.files import selecting_recall
+from proxy_anchor.training.run_lock import held
 
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
-    """One run in `folder`, with further callbacks behind the one that counts Recall; returns what result.json holds."""
+    """One run in `folder`, with further callbacks behind the one that counts Recall; returns what result.json holds.
+
+    Raises FolderTaken when another process works in that folder.
+    """
+    with held(folder):
+        return _train(cfg, folder, callbacks)
+
+
+def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str, Any]:
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
@@ -74,6 +83,7 @@ def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[
     result = make_result(recall, data, trainer, startup.seconds, memory) | {
         "warnings": health.warnings,
         "float32_precision": cfg.float32_precision,
+        "data": metadata["data"],
     }
     if trainer.is_global_zero:
         finish_run(folder, learner.metadata["config"], result, data, recall.selected_embeddings)

@@ -19,6 +19,7 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import selecting_recall, write_json
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.training import jobs
+from proxy_anchor.training.run_lock import HELD_BY_PARENT, held
 from train import train
 
 WORKER = "PROXY_ANCHOR_TUNING_WORKER"  # set where `work_together` started this command; a job of a sweep is none
@@ -41,10 +42,11 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     def run(trial: Any) -> float:
         place = study.folder_of(trial)
         job = job_settings.tuning_job(cfg, shared, trial.params, place.name)
-        entry.clear_failure(job, place)
-        if job.validation.name == "folds":
-            return selecting_recall(cross_validate(train, job, place))
-        return selecting_recall(train(job, place, [Pruning(trial)]))
+        with held(place):
+            entry.clear_failure(job, place)
+            if job.validation.name == "folds":
+                return selecting_recall(cross_validate(train, job, place))
+            return selecting_recall(train(job, place, [Pruning(trial)]))
 
     if not (is_worker := WORKER in os.environ):
         study.repeat_failed()
@@ -68,7 +70,8 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
 def work_together(cfg: DictConfig, folder: Path) -> None:
     """This command once per GPU of this host (launcher=local), all at work on the one study, until no trial is left."""
-    slots = [{**slot, WORKER: "1"} for slot in job_settings.job_slots(cfg)]
+    shared = {WORKER: "1", HELD_BY_PARENT: str(folder.resolve())}
+    slots = [{**slot, **shared} for slot in job_settings.job_slots(cfg)]
     command = job_settings.alone_command(cfg, HydraConfig.get().overrides.task, folder)
     workers = [jobs.Job(command, Path.cwd(), folder / f"worker{number}") for number in range(len(slots))]
     print(f"{len(workers)} trials at once; they print to {folder}/workerN.log", flush=True)

@@ -107,7 +107,11 @@ def comparison_rows(
 
 
 def noise_rows(comparisons: Sequence[Mapping[str, Sequence[Result]]]) -> list[dict[str, str]]:
-    """A row per loss of several comparisons: best and last Recall at the smallest K, in percent, by share of wrong labels."""
+    """A row per loss of several comparisons: best and last Recall at the smallest K, in percent, by share of wrong labels.
+
+    Raises UsageError when they are of different images.
+    """
+    _require_same_data([run for results in comparisons for runs in results.values() for run in runs])
     found: dict[str, dict[tuple[float, str], list[float]]] = {}
     k = _smallest_k(comparisons[0])
     for results in comparisons:
@@ -135,8 +139,9 @@ def write_comparison(
     """Write comparison.md, comparison.csv and the curves into `folder`; returns the table for a terminal.
 
     results: {loss: results of its runs}, in the order of the rows. levels: Recall at the smallest K in percent; None: see
-    `default_levels`. On the terminal only the smallest K.
+    `default_levels`. On the terminal only the smallest K. Raises UsageError when the runs are of different images.
     """
+    _require_same_data([run for runs in results.values() for run in runs])
     k = _smallest_k(results)
     rows = comparison_rows(results, levels)
     header = list(dict.fromkeys(key for row in rows for key in row))
@@ -165,6 +170,23 @@ def notes(results: Mapping[str, Sequence[Result]]) -> str:
         + (f"Wrong training labels: {', '.join(f'{100 * each:.1f} %' for each in noise)}. " if any(noise) else "")
         + f"On {', '.join(sorted({run['device'] for run in runs}))}."
     )
+
+
+def _require_same_data(runs: Sequence[Result]) -> None:
+    """By what the runs say about the searched images, and how many they trained on: wrong labels are no other images."""
+    found = {
+        (
+            tuple(sorted((table, text) for table, text in run["data"].items() if table != "train")),
+            run["num_train_images"],
+        )
+        for run in runs
+        if "data" in run  # a run may be older
+    }
+    if len(found) > 1:
+        raise UsageError(
+            f"these runs are of {len(found)} different data sets (by the images that they searched and the number that they "
+            "trained on), so that no mean over them means anything: give runs of one."
+        )
 
 
 def _smallest_k(results: Mapping[str, Sequence[Result]]) -> str:

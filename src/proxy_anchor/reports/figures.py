@@ -25,6 +25,7 @@ from proxy_anchor.reports.runs import (
     backbone_abbreviation,
     backbone_name,
     by_seed,
+    identity,
     method_name,
     settings,
     told_apart,
@@ -51,18 +52,17 @@ def recall_by_image_size(runs: Sequence[Run], *, k: int = 1) -> Figure:
     return _recall_by(runs, IMAGE_SIZE, "image side in pixels", k=k)
 
 
-def _name(config: Mapping[str, Any]) -> str:
-    return f"{config['dataset']['name']}, {method_name(config)}, {backbone_abbreviation(backbone_name(config))}"
+def _name(run: Run) -> str:
+    config = run.config
+    return f"{run.data_name}, {method_name(config)}, {backbone_abbreviation(backbone_name(config))}"
 
 
 def _series(runs: Sequence[Run], key: str, k: int) -> dict[str, dict[float, Spread]]:
     """{name: {value of key: spread}} of runs that are alike in all else, where at least two values were run."""
     found: dict[tuple[str, str], dict[float, list[float]]] = {}
     for run in runs:
-        values = settings(run.config)
-        rest = {name: value for name, value in values.items() if name not in (key, *_FOLLOWS.get(key, ()))}
-        series = found.setdefault((repr(sorted(rest.items())), _name(run.config)), {})
-        series.setdefault(values[key], []).append(run.recall(k))
+        series = found.setdefault((identity(run, key, *_FOLLOWS.get(key, ())), _name(run)), {})
+        series.setdefault(settings(run.config)[key], []).append(run.recall(k))
     lines: dict[str, dict[float, Spread]] = {}
     for (_, name), series in found.items():
         spreads = {value: Spread.of(each) for value, each in sorted(series.items())}
@@ -109,11 +109,10 @@ def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
     names = {}
     for run in runs:
         if method_name(run.config) == "Proxy-Anchor":
-            rest = {key: v for key, v in settings(run.config).items() if key not in ("loss.alpha", "loss.delta")}
-            family, loss = repr(sorted(rest.items())), run.config["loss"]
+            family, loss = identity(run, "loss.alpha", "loss.delta"), run.config["loss"]
             pair = (float(loss["alpha"]), float(loss["delta"]))
             families.setdefault(family, {}).setdefault(pair, []).append(run.recall(k))
-            names[family] = f"{_name(run.config)}, {run.config['embedding_dim']}-d"
+            names[family] = f"{_name(run)}, {run.config['embedding_dim']}-d"
     largest = max(families, key=lambda family: len(families[family]), default="")
     found = families.get(largest, {})
     alphas, deltas = (sorted({key[axis] for key in found}) for axis in (0, 1))
@@ -191,8 +190,7 @@ def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
     """
     groups: dict[str, list[list[Run]]] = {}
     for group in by_seed(runs):
-        config = group[0].config
-        groups.setdefault(f"{_name(config)}, {config['embedding_dim']}-d", []).append(group)
+        groups.setdefault(f"{_name(group[0])}, {group[0].config['embedding_dim']}-d", []).append(group)
     named: dict[str, list[Mapping[str, Any]]] = {}
     for short, alike in groups.items():
         for group, different in zip(alike, told_apart([each[0].config for each in alike]), strict=True):

@@ -1,6 +1,6 @@
 """Runs beside the paper's numbers: its tables, for a terminal and as Markdown, LaTeX and CSV.
 
-A row of ours is all runs that differ in nothing but the seed. It stands beside the row of the paper with the same data set,
+A row of ours is all runs on the same images that differ in nothing but the seed. It stands beside the row of the paper with the same data set,
 method, dimension, network and image side; where its settings are not those of that row's contract (conf/experiment), or the
 row has no contract, it is marked, and the footnote says in what.
 """
@@ -24,6 +24,8 @@ from proxy_anchor.reports.runs import (
     backbone_name,
     by_seed,
     differences,
+    is_benchmark,
+    is_whole_benchmark,
     method_name,
     told_apart,
 )
@@ -51,7 +53,7 @@ class Contract:
 class Row:
     """A line of a table. paper, ours: {K: Recall@K in percent}; either may be empty. last: of the final epoch, ours.
 
-    mark: "" or why ours is not what the paper's row is.
+    mark: "" or why ours is not what the paper's row is. data, run_names: where the data are none of the paper's, else "".
     """
 
     method: str
@@ -63,6 +65,8 @@ class Row:
     ours: dict[int, Spread]
     last: Spread | None = None
     mark: str = ""
+    data: str = ""
+    run_names: str = ""
 
     @property
     def runs(self) -> int:
@@ -161,15 +165,19 @@ def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
     for group in groups:
         config = group[0].config
         images, batch_size = config["dataset"]["images"], config["data"]["batch_size"]
-        identities.append(
-            (method_name(config), config["embedding_dim"], backbone_name(config), images["crop"], batch_size)
-        )
+        looks = (method_name(config), config["embedding_dim"], backbone_name(config), images["crop"], batch_size)
+        identities.append((looks, group[0].data_name))
     rows = []
-    for identity in dict.fromkeys(identities):
-        alike = [group for group, other in zip(groups, identities, strict=True) if other == identity]
+    for looks, data in dict.fromkeys(identities):
+        alike = [group for group, other in zip(groups, identities, strict=True) if other == (looks, data)]
         for group, different in zip(alike, told_apart([each[0].config for each in alike]), strict=True):
-            mark = "; ".join(["the paper has no such row", *different, *_repeated_seeds(group)])
-            rows.append(Row(*identity, {}, *_recall(group), mark))
+            config = group[0].config
+            marks = ["the paper has no such row"] if is_benchmark(config) else []
+            if group[0].result["selected"].get("validation") is not None:
+                marks.append("the epoch is selected on held-out training classes")
+            names = () if is_whole_benchmark(config) else (data, ", ".join(run.name for run in group))
+            mark = "; ".join([*marks, *different, *_repeated_seeds(group)])
+            rows.append(Row(*looks, {}, *_recall(group), mark, *names))
     return rows
 
 
@@ -211,7 +219,12 @@ def _cells(table: Table, name: Callable[[Row], str], marks: Mapping[str, int]) -
     """Texts by column. What is the same in every row, or nowhere, has no column."""
     rows = []
     for row in table.rows:
-        cells = {"method": name(row), "net": backbone_abbreviation(row.backbone)}
+        cells = {
+            "data": row.data,
+            "run": row.run_names,
+            "method": name(row),
+            "net": backbone_abbreviation(row.backbone),
+        }
         for column, value in (("side", row.crop), ("batch", row.batch_size)):
             if len({getattr(each, {"side": "crop", "batch": "batch_size"}[column]) for each in table.rows}) > 1:
                 cells[column] = "" if value is None else str(value)
@@ -231,10 +244,14 @@ def _marks(table: Table) -> dict[str, int]:
     return {mark: number for number, mark in enumerate(dict.fromkeys(row.mark for row in table.rows if row.mark), 1)}
 
 
-_NOTE = (
-    "Recall@K in percent of the test classes, of the selected epoch (by Recall@1 on the test classes unless marked, as in the "
-    "paper); ours is mean ± standard deviation over n seeds; diff is ours minus the paper's. last: the final epoch. † 256 pixels."
-)
+def _note(tables: Sequence[Table]) -> str:
+    beside_paper = any(row.paper for table in tables for row in table.rows)
+    as_paper = ", as in the paper" if beside_paper else ""
+    difference = " diff is ours minus the paper's. † 256 pixels." if beside_paper else ""
+    return (
+        "Recall@K in percent of the test classes, of the selected epoch (by Recall@1 on the test classes unless marked"
+        f"{as_paper}); ours is mean ± standard deviation over n seeds. last: the final epoch.{difference}"
+    )
 
 
 def terminal_text(table: Table, *, all_k: bool = False) -> str:
@@ -267,7 +284,8 @@ def latex_text(table: Table) -> str:
     marks = _marks(table)
     rows = _cells(table, _latex, marks)
     columns = list(rows[0])
-    lines = [f"% {table.label}, {table.dataset}", rf"\begin{{tabular}}{{ll{'r' * (len(columns) - 2)}}}", r"\toprule"]
+    aligned = "".join("l" if each in ("data", "run", "method", "net") else "r" for each in columns)
+    lines = [f"% {table.label}, {table.dataset}", rf"\begin{{tabular}}{{{aligned}}}", r"\toprule"]
     lines += [" & ".join(columns) + r" \\", r"\midrule"]
     lines += [" & ".join(_escaped(cell) or "--" for cell in row.values()) + r" \\" for row in rows]
     lines += [r"\bottomrule", r"\end{tabular}", *(f"% [{number}] {mark}" for mark, number in marks.items()), ""]
@@ -284,11 +302,12 @@ def csv_text(tables: Sequence[Table]) -> str:
     """One line per table, row and K, numbers unrounded."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    head = ["table", "dataset", "method", "dimension", "backbone", "crop", "batch_size", "k"]
+    head = ["table", "dataset", "data", "run", "method", "dimension", "backbone", "crop", "batch_size", "k"]
     writer.writerow([*head, "paper", "mean", "deviation", "n", "difference", "mark"])
     for table in tables:
         for row in table.rows:
-            identity = [table.label, table.dataset, row.method, row.dimension, row.backbone, row.crop, row.batch_size]
+            looks = (row.method, row.dimension, row.backbone, row.crop, row.batch_size)
+            identity = [table.label, table.dataset, row.data, row.run_names, *looks]
             for k in sorted({*row.paper, *row.ours}):
                 ours, paper = row.ours.get(k), row.paper.get(k)
                 numbers = [None, None, 0] if ours is None else [ours.mean, ours.deviation, ours.n]
@@ -300,7 +319,7 @@ def csv_text(tables: Sequence[Table]) -> str:
 def write_paper_tables(folder: Path, tables: Sequence[Table]) -> str:
     """Write tables.md, tables.tex and tables.csv into `folder`; returns the text for a terminal."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"{_TABLE_FILE}.md", "\n".join([*map(markdown_text, tables), _NOTE, ""]))
+    write_text(folder / f"{_TABLE_FILE}.md", "\n".join([*map(markdown_text, tables), _note(tables), ""]))
     write_text(folder / f"{_TABLE_FILE}.tex", "\n".join(map(latex_text, tables)))
     write_text(folder / f"{_TABLE_FILE}.csv", csv_text(tables))
-    return "\n\n".join([*map(terminal_text, tables), _NOTE])
+    return "\n\n".join([*map(terminal_text, tables), _note(tables)])

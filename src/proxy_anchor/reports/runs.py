@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.files import RESULT_FILE, read_result
 
 CONFIG_FILE = "config.yaml"
+BENCHMARKS = ("cub", "cars", "sop", "inshop")  # of which every copy has the same images: their number is checked
 
 # As the paper's tables print them; a loss that is not here goes by its own name.
 _METHODS = {
@@ -80,11 +81,18 @@ BEFORE = {
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run. config: plain types, as config.yaml holds them. result: as result.json holds it."""
+    """A finished run. config: plain types, as config.yaml holds them. result: as result.json holds it.
+
+    name: of its folder, below the one that was searched. data: what two runs on the same images share, the benchmark's name or
+    the fingerprint of all images and labels. data_name: for a reader; differs between different data.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     result: Mapping[str, Any]
+    name: str
+    data: str
+    data_name: str
 
     @property
     def dataset(self) -> str:
@@ -108,7 +116,7 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
     runs, reasons = [], [] if left_out is None else left_out
     for place in sorted({file.parent for name in (RESULT_FILE, CONFIG_FILE) for file in folder.rglob(name)}):
         try:
-            runs.append(_read_run(place))
+            runs.append(_read_run(place, folder))
         except UsageError as error:
             reasons.append(f"{place}: {error}")
     if not runs:
@@ -116,10 +124,24 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
         raise UsageError(
             f"runs={folder} holds no finished run: expected {RESULT_FILE} beside {CONFIG_FILE} below it{found}."
         )
-    return runs
+    return _with_own_names(runs)
 
 
-def _read_run(folder: Path) -> Run:
+def _with_own_names(runs: Sequence[Run]) -> list[Run]:
+    """The same runs; data of one name but different content gets a number behind it, in the order in which it is found."""
+    numbers: dict[str, dict[str, int]] = {}
+    for run in runs:
+        alike = numbers.setdefault(run.data_name, {})
+        alike.setdefault(run.data, len(alike) + 1)
+    return [
+        replace(run, data_name=f"{run.data_name} ({numbers[run.data_name][run.data]})")
+        if len(numbers[run.data_name]) > 1
+        else run
+        for run in runs
+    ]
+
+
+def _read_run(folder: Path, searched_in: Path) -> Run:
     for name in (RESULT_FILE, CONFIG_FILE):
         if not (folder / name).is_file():
             raise UsageError("not finished" if name == RESULT_FILE else f"no {name}")
@@ -139,7 +161,41 @@ def _read_run(folder: Path) -> Run:
         raise UsageError(f"{RESULT_FILE} or {CONFIG_FILE} is damaged ({type(error).__name__})") from error
     if searched != "test":
         raise UsageError("searches held-out classes, as a fold does")
-    return Run(folder, config, result)
+    name = folder.relative_to(searched_in).as_posix() if folder != searched_in else folder.name
+    return Run(folder, config, result, name, _data(folder, config, result), _data_name(config))
+
+
+def is_benchmark(config: Mapping[str, Any]) -> bool:
+    """Whether the data are a named benchmark, through its own loader."""
+    dataset = config["dataset"]
+    loader = str(dataset.get("load", {}).get("_target_", ""))
+    return dataset["name"] in BENCHMARKS and loader.startswith(f"proxy_anchor.data.{dataset['name']}.")
+
+
+def is_whole_benchmark(config: Mapping[str, Any]) -> bool:
+    """Whether its name says which images the data are: the loader has counted them."""
+    return is_benchmark(config) and not config["dataset"].get("allow_partial")
+
+
+def _data(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    if is_whole_benchmark(config):
+        return str(config["dataset"]["name"])
+    found = result.get("data")
+    if found is None and (folder / "best.ckpt").is_file():  # of a run from before result.json said so
+        from proxy_anchor.training.checkpoint import load_checkpoint
+
+        found = load_checkpoint(folder / "best.ckpt").metadata.get("data")
+    if found:
+        return repr(sorted(found.items()))
+    if is_benchmark(config):
+        return f"{result.get('num_train_images')} + {result.get('num_eval_images')} of {config['dataset']['name']}"
+    return f"unknown, of {folder}"  # not known to be those of any other run
+
+
+def _data_name(config: Mapping[str, Any]) -> str:
+    dataset = config["dataset"]
+    place = dataset.get("csv") or dataset.get("root")
+    return str(dataset["name"]) if dataset["name"] != "folder" or not place else Path(place).name
 
 
 def method_name(config: Mapping[str, Any]) -> str:
@@ -166,6 +222,11 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         if not any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
     }
     return {key: _one_form(value) for key, value in found.items()}
+
+
+def identity(run: Run, *left_out: str) -> str:
+    """Equal for two runs exactly when data and settings, but for those left out, are the same."""
+    return repr((run.data, sorted((key, each) for key, each in settings(run.config).items() if key not in left_out)))
 
 
 def _one_form(value: Any) -> Any:
@@ -211,8 +272,8 @@ def told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def by_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that differ in nothing but the seed, together; in the order in which they were found."""
+    """Runs on the same data that differ in nothing but the seed, together; in the order in which they were found."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(repr(sorted(settings(run.config).items())), []).append(run)
+        groups.setdefault(identity(run), []).append(run)
     return list(groups.values())

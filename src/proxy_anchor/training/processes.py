@@ -36,6 +36,11 @@ def rank() -> int:
     return 0
 
 
+def one_of_several() -> bool:
+    """Whether this process trains together with others, whoever started them: this package, torchrun or srun."""
+    return "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+
+
 def run_ranks(command: Sequence[str], num_ranks: int, environment: Mapping[str, str] | None = None) -> None:
     """Run the command num_ranks times at once and wait for all.
 

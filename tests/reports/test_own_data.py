@@ -1,0 +1,181 @@
+"""Runs on data of one's own: which are seeds of one, by the content of the images, and what their table says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from cli import TINY_FOLDER, compose_train, run_ok
+from pictures import write_noise_images
+from reports.test_paper_tables import write_run
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports import figures
+from proxy_anchor.reports.comparison import noise_rows, write_comparison
+from proxy_anchor.reports.paper_tables import paper_tables, terminal_text
+from proxy_anchor.reports.runs import read_runs
+from proxy_anchor.training.module import CHECKPOINT_KEY
+from train import train
+
+FOLDER = ("dataset=folder", "backbone=bninception")
+BIRDS = {"train": "64 images of 8 classes, 0a1b", "query": "64 images of 8 classes, 2c3d"}
+BOATS = {"train": "64 images of 8 classes, 4e5f", "query": "64 images of 8 classes, 6a7b"}
+
+
+def write_own(folder: Path, root: str, data: dict[str, str] | None, *overrides: str, recall_1: float) -> Path:
+    write_run(folder, *FOLDER, f"dataset.root={root}", *overrides, recall_1=recall_1)
+    if data is not None:
+        file = folder / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"data": data}))
+    return folder
+
+
+def rows(folder: Path):
+    [table] = paper_tables(read_runs(folder))
+    assert (table.label, table.dataset) == ("folder", "folder")
+    return [(row.data, row.run_names, row.ours[1].mean, row.runs, row.mark) for row in table.rows]
+
+
+def test_two_data_sets_are_no_seeds_of_one(tmp_path):
+    write_own(tmp_path / "a", "/here/birds", BIRDS, "seed=1", recall_1=0.48)
+    write_own(tmp_path / "b", "/here/boats", BOATS, "seed=2", recall_1=0.97)
+    assert rows(tmp_path) == [
+        ("birds", "a", pytest.approx(48), 1, ""),
+        ("boats", "b", pytest.approx(97), 1, ""),
+    ]
+
+
+def test_the_content_is_what_counts_and_not_name_or_place(tmp_path):
+    write_own(tmp_path / "deep/a", "/here/images", BIRDS, "seed=1", recall_1=0.4)
+    write_own(tmp_path / "deep/b", "/there/images", BOATS, "seed=2", recall_1=0.6)  # another folder of that name
+    write_own(tmp_path / "deep/c", "/moved/images", BIRDS, "seed=3", recall_1=0.5)
+    write_own(tmp_path / "old", "/here/images", BOATS, "seed=4", recall_1=0.8)  # the same folder, other images by then
+    assert rows(tmp_path) == [
+        ("images (1)", "deep/a, deep/c", pytest.approx(45), 2, ""),
+        ("images (2)", "deep/b, old", pytest.approx(70), 2, ""),
+    ]
+    text = terminal_text(paper_tables(read_runs(tmp_path))[0])
+    assert "images (1)  deep/a, deep/c  Proxy-Anchor^512  BN   45.0 ± 7.1" in text
+    names = list(figures.named_groups(read_runs(tmp_path)))
+    assert names == [f"images ({number}), Proxy-Anchor, BN, 512-d" for number in (1, 2)]
+
+
+def test_figures_join_no_points_of_different_data(tmp_path):
+    for dimension, data, recall in ((64, BIRDS, 0.4), (512, BOATS, 0.9)):
+        write_own(tmp_path / str(dimension), "/x/images", data, f"embedding_dim={dimension}", recall_1=recall)
+    with pytest.raises(UsageError, match="nothing to draw"):
+        figures.recall_by_dimension(read_runs(tmp_path))
+    for number, (alpha, delta) in enumerate(((16, 0), (16, 0.1), (32, 0), (32, 0.1))):
+        overrides = (f"loss.alpha={alpha}", f"loss.delta={delta}")
+        write_own(
+            tmp_path / f"map/{number}", "/x/images", BOATS if number == 3 else BIRDS, *overrides, recall_1=number / 10
+        )
+    grid = figures.alpha_delta_map(read_runs(tmp_path / "map")).axes[0].images[0].get_array().tolist()
+    assert [grid[0], grid[1][0]] == [pytest.approx([0, 20]), pytest.approx(10)]
+    assert grid[1][1] != pytest.approx(30)  # not of the same images: empty
+
+
+def test_runs_that_do_not_say_what_they_saw_are_alike_to_none(tmp_path):
+    for name, data in (("a", None), ("b", None), ("c", BIRDS)):
+        folder = write_own(tmp_path / name, "/x/images", data, f"seed={ord(name)}", recall_1=0.5)
+        if name == "b":  # older than the line in result.json; its checkpoints always said it
+            metadata = {"format": 1, "model": {}, "config": {}, "classes": [], "data": BIRDS}
+            torch.save({"state_dict": {}, CHECKPOINT_KEY: metadata, "epoch": 1}, folder / "best.ckpt")
+    assert [(names, count) for _, names, _, count, _ in rows(tmp_path)] == [("a", 1), ("b, c", 2)]
+
+
+def test_a_benchmark_by_name_alone_or_in_part_is_data_of_its_own(tmp_path):
+    named = ("dataset.name=cars", "dataset.root=/x/cars")
+    write_own(tmp_path / "own", "/x/y", BIRDS, *named, "seed=1", recall_1=0.4)
+    cars = ("dataset=cars", "backbone=bninception", "dataset.allow_partial=true")
+    for number, data in enumerate((BIRDS, BOATS)):
+        folder = write_run(tmp_path / f"part{number}", *cars, f"seed={number}", recall_1=0.5 + number / 10)
+        result = json.loads((folder / "result.json").read_text()) | {"data": data}
+        (folder / "result.json").write_text(json.dumps(result))
+    ours = [row for row in paper_tables(read_runs(tmp_path))[0].rows if row.ours]
+    assert sorted((row.ours[1].mean, row.runs) for row in ours) == [(40, 1), (50, 1), (pytest.approx(60), 1)]
+    for number in range(2):  # as they were written before: the number of images says which part it is
+        file = tmp_path / f"part{number}/result.json"
+        result = {key: each for key, each in json.loads(file.read_text()).items() if key != "data"}
+        file.write_text(json.dumps(result | {"num_train_images": 4000, "num_eval_images": 4000}))
+    ours = [row for row in paper_tables(read_runs(tmp_path))[0].rows if row.ours]
+    assert sorted((row.ours[1].mean, row.runs) for row in ours) == [(40, 1), (pytest.approx(55), 2)]
+
+
+def test_glyphs_of_other_settings_are_other_data(tmp_path):
+    for number, data in enumerate((BIRDS, BIRDS, BOATS)):
+        folder = write_run(tmp_path / str(number), f"seed={number}", recall_1=0.5 + number / 10)
+        result = json.loads((folder / "result.json").read_text()) | {"data": data}
+        (folder / "result.json").write_text(json.dumps(result))
+    [table] = paper_tables(read_runs(tmp_path))
+    assert [(row.data, row.run_names) for row in table.rows] == [("glyphs (1)", "0, 1"), ("glyphs (2)", "2")]
+
+
+def test_the_files_name_data_and_run_and_say_nothing_of_the_paper(tmp_path):
+    write_own(tmp_path / "runs/a", "/here/my_birds", BIRDS, recall_1=0.4)
+    output = run_ok("report.py", "runs=runs", "output=report", cwd=tmp_path)
+    texts = [output, *((tmp_path / f"report/tables.{form}").read_text() for form in ("md", "tex", "csv"))]
+    assert not any("the paper" in text or "[1]" in text or "diff" in text for text in texts[:3])
+    assert "| my_birds | a | Proxy-Anchor<sup>512</sup> | BN | 40.0 |" in texts[1]
+    assert r"\begin{tabular}{llllrrrrrr}" in texts[2]
+    assert r"my\_birds & a & Proxy-Anchor$^{512}$ & BN & 40.0" in texts[2]
+    first = next(csv.DictReader(texts[3].splitlines()))
+    assert [first[key] for key in ("data", "run", "k", "mean", "mark")] == ["my_birds", "a", "1", "40.0", ""]
+    write_run(tmp_path / "runs/cars", "dataset=cars", "backbone=bninception")
+    both = run_ok("report.py", "runs=runs", "output=report", cwd=tmp_path)
+    assert "diff is ours minus the paper's" in both
+
+
+def test_an_epoch_chosen_by_held_out_classes_is_said(tmp_path):
+    folder = write_own(tmp_path / "a", "/x/birds", BIRDS, recall_1=0.4)
+    result = json.loads((folder / "result.json").read_text())
+    result["selected"]["validation"] = {"1": 0.5}
+    (folder / "result.json").write_text(json.dumps(result))
+    assert rows(tmp_path)[0][-1] == "the epoch is selected on held-out training classes"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Three runs of real images: x/images, a copy of it elsewhere, and others of that name, sizes and classes."""
+    here = tmp_path_factory.mktemp("own")
+    for name in ("x", "z"):
+        write_noise_images(here / name, dict.fromkeys("abcdef", 8))
+    changed = sorted((here / "z/images").rglob("*.*"))[0]
+    with changed.open("ab") as file:
+        file.write(b"more")
+    shutil.copytree(here / "x", here / "y")
+    for seed, name in enumerate("xyz"):
+        cfg = compose_train(*TINY_FOLDER, "trainer.max_epochs=1", f"dataset.root={here}/{name}/images", f"seed={seed}")
+        train(cfg, here / "runs" / name)
+    return here / "runs"
+
+
+def test_a_run_keeps_the_content_of_its_data(trained):
+    results = {each.name: json.loads((each / "result.json").read_text()) for each in trained.iterdir()}
+    assert results["x"]["data"] == results["y"]["data"] != results["z"]["data"]
+    checkpoint = torch.load(trained / "x/best.ckpt", weights_only=True)
+    assert checkpoint[CHECKPOINT_KEY]["data"] == results["x"]["data"]
+    assert [(data, names) for data, names, *_ in rows(trained)] == [("images (1)", "x, y"), ("images (2)", "z")]
+    for without in trained.glob("*/result.json"):  # as written before: the checkpoint says it
+        result = json.loads(without.read_text())
+        without.write_text(json.dumps({key: each for key, each in result.items() if key != "data"}))
+    assert [(data, names) for data, names, *_ in rows(trained)] == [("images (1)", "x, y"), ("images (2)", "z")]
+    for name, result in results.items():
+        (trained / name / "result.json").write_text(json.dumps(result))
+
+
+def test_comparisons_of_different_images_are_not_averaged(trained, tmp_path):
+    x, y, z = (json.loads((trained / name / "result.json").read_text()) for name in "xyz")
+    assert noise_rows([{"triplet": [x]}, {"triplet": [y]}])
+    noisy = y | {"data": y["data"] | {"train": "the same images, other labels"}, "label_noise": 0.5}
+    assert "50 % noise, best R@1" in noise_rows([{"triplet": [x]}, {"triplet": [noisy]}])[0]
+    # The changed image is one of training or one of search; the other half of the data set is what it was.
+    other = z | {"data": {"train": z["data"]["train"], "query": "other images"}}
+    with pytest.raises(UsageError, match="of 2 different data sets"):
+        noise_rows([{"triplet": [x]}, {"triplet": [other]}])
+    with pytest.raises(UsageError, match="of 2 different data sets"):
+        write_comparison(tmp_path, {"triplet": [x, other]})

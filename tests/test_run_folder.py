@@ -1,0 +1,270 @@
+"""A run folder belongs to one process at a time: commands of one second, of one name, killed ones, ranks and sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+from interruptions import RUN, start, wait_for_line
+
+from proxy_anchor.errors import FolderTaken
+from proxy_anchor.training import run_lock
+from proxy_anchor.training.module import CHECKPOINT_KEY
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+QUICK = [*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv"]
+
+# As src/train.py, but every command starts in the same second: the clock of Hydra's resolver stands still.
+SAME_SECOND = f"""
+import sys
+sys.path.insert(0, {str(REPOSITORY / "src")!r})
+from hydra.core import utils
+from datetime import datetime
+utils.datetime = type("Clock", (), {{"now": staticmethod(lambda: datetime(2026, 1, 2, 3, 4, 5))}})
+import entry, train
+entry.run(train.main, "train")
+"""
+
+
+def start_same_second(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    program = cwd / "same_second.py"
+    program.write_text(SAME_SECOND)
+    command = [sys.executable, str(program), *arguments]
+    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def glyphs(tmp_path_factory):
+    """Argument that names a data set that has been drawn."""
+    here = tmp_path_factory.mktemp("drawn")
+    run_ok("train.py", *QUICK, "run=x", cwd=here)
+    return f"dataset.root={here}/data/glyphs"
+
+
+@pytest.fixture
+def start_and_halt(tmp_path):
+    """start_and_halt(*arguments, line=) is the command with all its processes, halted after this line until SIGCONT.
+
+    What others do meanwhile may take any time.
+    """
+    started = []
+
+    def begin(*arguments: str, line: str) -> subprocess.Popen[str]:
+        started.append(process := start(*arguments, cwd=tmp_path))
+        wait_for_line(process, line)
+        os.killpg(process.pid, signal.SIGSTOP)
+        return process
+
+    yield begin
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    """Let it go on to its end, which is a good one."""
+    os.killpg(process.pid, signal.SIGCONT)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, rest
+
+
+def assert_one_run(folder: Path) -> int:
+    """The seed of the run in the folder, which all of its files are of."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    result = json.loads((folder / "result.json").read_text())
+    for name, row in (("best.ckpt", result["best"]), ("last.ckpt", result["last"])):
+        checkpoint = torch.load(folder / name, weights_only=True)
+        assert checkpoint[CHECKPOINT_KEY]["config"] == config, name
+        assert checkpoint["epoch"] + 1 == row["epoch"], name
+        recalls = [each["best_model_score"] for each in checkpoint["callbacks"].values() if each.get("monitor")]
+        assert [float(each) for each in recalls] == [pytest.approx(result["best"]["recall"]["1"])], name
+    assert config["run"] == folder.name
+    return config["seed"]
+
+
+def test_four_commands_of_one_second_have_a_folder_each(glyphs, tmp_path):
+    seeds = [1, 2, 3, 4]
+    processes = [start_same_second(*QUICK, glyphs, f"seed={seed}", cwd=tmp_path) for seed in seeds]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, outputs
+    names = [f"2026-01-02_03-04-05{number}" for number in ("", "_2", "_3", "_4")]
+    assert sorted(each.name for each in (tmp_path / "runs").iterdir()) == names  # and no lock file is left
+    assert sorted(assert_one_run(tmp_path / "runs" / name) for name in names) == seeds
+
+
+def test_sweeps_of_one_second_have_a_folder_each(glyphs, tmp_path):
+    sweeps = [["-m", *QUICK, glyphs, "seed=1,2", f"loss.alpha={alpha}"] for alpha in (16, 32)]
+    processes = [start_same_second(*sweep, cwd=tmp_path) for sweep in sweeps]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    found = {}
+    for folder in (tmp_path / "runs").iterdir():
+        assert sorted(each.name for each in folder.iterdir()) == ["0", "1", "multirun.yaml"]
+        for job in "01":
+            config = yaml.safe_load((folder / job / "config.yaml").read_text())
+            assert config["run"] == folder.name
+            assert (folder / job / "result.json").is_file()
+            found[folder.name, config["seed"]] = config["loss"]["alpha"]
+        alpha = yaml.safe_load((folder / "multirun.yaml").read_text())["loss"]["alpha"]
+        assert alpha == found[folder.name, 1] == found[folder.name, 2]
+    assert {name for name, _ in found} == {"2026-01-02_03-04-05", "2026-01-02_03-04-05_2"}
+    assert sorted(found.values()) == [16, 16, 32, 32]
+
+
+def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, start_and_halt, tmp_path):
+    first = start_and_halt(*RUN, glyphs, line="epoch 1/5")
+    before = (tmp_path / "runs/x/config.yaml").read_bytes()
+    for arguments in ([*RUN, "seed=7"], RUN, ["-m", *RUN]):
+        done = run_entry("train.py", *arguments, glyphs, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"error: {tmp_path}/runs/x is in use by process {first.pid} on {socket.gethostname()}: wait until that has ended, "
+            "or choose another run=NAME.\n"
+        )
+    ended(first)
+    assert (tmp_path / "runs/x/config.yaml").read_bytes() == before
+    assert not (tmp_path / "runs/x/multirun.yaml").exists()
+    assert assert_one_run(tmp_path / "runs/x") == 1
+    assert "finished: it is not repeated" in run_ok("train.py", *RUN, glyphs, cwd=tmp_path)
+
+
+def test_a_command_that_comes_before_the_first_checkpoint_removes_nothing(glyphs, start_and_halt, tmp_path):
+    # What an interrupted run leaves by then is begun anew.
+    first = start_and_halt(*RUN, glyphs, line="before training")
+    done = run_entry("train.py", *RUN, glyphs, cwd=tmp_path)
+    assert "is in use by process" in done.stderr
+    ended(first)
+    assert assert_one_run(tmp_path / "runs/x") == 1
+
+
+def test_after_a_kill_the_same_command_goes_on_at_once(glyphs, start_and_halt, tmp_path):
+    workers = [
+        each.replace("data.num_workers=0", "data.num_workers=2") for each in RUN
+    ]  # forked, and live for seconds more
+    first = start_and_halt(*workers, glyphs, line="epoch 2/5")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert (tmp_path / "runs/.x.lock").is_file()
+    assert "continued after epoch" in run_ok("train.py", *workers, glyphs, cwd=tmp_path)
+    assert assert_one_run(tmp_path / "runs/x") == 1
+    assert not (tmp_path / "runs/.x.lock").exists()
+
+
+def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_does_not(
+    glyphs, start_and_halt, tmp_path
+):
+    arguments = [*RUN, glyphs, "trainer.devices=2", "trainer.strategy=ddp"]
+    first = start_and_halt(*arguments, line="epoch 2/5")
+    refused = run_entry("train.py", *arguments, cwd=tmp_path)
+    assert f"in use by process {first.pid} on" in refused.stderr
+    # Ranks that torchrun starts are told by the first of them.
+    other = subprocess.run(
+        [*TORCHRUN, str(REPOSITORY / "src/train.py"), *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert other.returncode != 0
+    assert other.stderr.count(f"in use by process {first.pid} on") == 1, other.stderr
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert "continued after epoch" in run_ok("train.py", *arguments, cwd=tmp_path)
+    assert assert_one_run(tmp_path / "runs/x") == 1
+
+
+def test_a_comparison_and_a_run_of_its_folder_exclude_each_other(glyphs, start_and_halt, tmp_path):
+    first = start_and_halt(*RUN, glyphs, "run=c/proxy_anchor/seed1", line="epoch 1/5")
+    words = [each for each in (*RUN, glyphs) if not each.startswith("run=")]
+    done = run_entry("compare.py", *words, "run=c", "losses=[proxy_anchor]", "trainer.max_epochs=1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"runs/c/proxy_anchor/seed1 is in use by process {first.pid}" in done.stdout
+    ended(first)
+    assert not (tmp_path / "runs/c/proxy_anchor/seed1/error.txt").exists()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from proxy_anchor.training import run_lock
+run_lock.take(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def other_process(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds the folder until its input ends."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], env=environment, stdin=pipe, stdout=pipe, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_held_until_the_other_has_ended(tmp_path):
+    folder = tmp_path / "x"
+    other = other_process(folder)
+    with pytest.raises(FolderTaken, match=f"is in use by process {other.pid} on"):
+        run_lock.take(folder, wait_s=0)
+    with pytest.raises(
+        FolderTaken, match=f"is in use by process {other.pid} on"
+    ):  # who was refused says nothing in its place
+        run_lock.take(folder, wait_s=0)
+    other.communicate("")
+    with run_lock.held(folder), run_lock.held(folder):
+        assert run_lock.lock_file(folder).read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+    assert not run_lock.lock_file(folder).exists()
+    other_process(folder).communicate("")  # given back by both
+
+
+def test_a_lock_ends_with_its_process_and_not_with_what_that_forked(tmp_path):
+    folder = tmp_path / "x"
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if not parent:
+        run_lock.take(folder)
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+        os.write(writer, str(child).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(parent, 0)
+    child = int(os.read(reader, 20))
+    try:
+        with run_lock.held(folder):
+            assert run_lock.lock_file(folder).is_file()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("code", ["ENOSYS", "ENOLCK"])
+def test_without_locks_in_the_file_system_a_run_goes_on_with_a_warning(code, tmp_path, monkeypatch, capsys):
+    import errno
+    import fcntl
+
+    def refuse(*arguments):
+        raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder = tmp_path / "x"
+    for _ in range(2):
+        with run_lock.held(folder):
+            pass
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"warning: {tmp_path}/.x.lock cannot be locked (") for line in lines)
