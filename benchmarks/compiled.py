@@ -23,11 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from common import make_parser, report, where_it_ran
+from common import append_rows, make_parser, where_it_ran
 from torch import nn
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.tables import format_table
 from proxy_anchor.training.compile import CompiledNet, check_gradients
 
 PAPER = ["bninception", "googlenet", "resnet50", "resnet101"]
@@ -118,14 +119,22 @@ def main() -> None:
         options = [str(each) for pair in sizes.items() for each in pair]
         command = [sys.executable, __file__, "--one", "--networks", one[0], "--modes", one[1], *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            return {"network": one[0], "batch_norm": one[1], "passed": 0, "refused": done.stderr.strip()[-300:]}
-        print(done.stdout.strip(), file=sys.stderr, flush=True)
-        return json.loads(done.stdout.splitlines()[-1])
+        row: dict[str, Any] = {
+            "network": one[0],
+            "batch_norm": one[1],
+            "passed": 0,
+            "refused": done.stderr.strip()[-300:],
+        }
+        if not done.returncode:
+            row = json.loads(done.stdout.splitlines()[-1])
+        append_rows(record, [{**row, **where}])  # at once: a run that is ended early keeps what it has
+        return row
 
+    record, where = given.output / "compiled.jsonl", where_it_ran(given.device)
+    print(f"The check of compiled networks; {where['device']}, torch {torch.__version__}, commit {where['commit']}\n")
     with ThreadPoolExecutor(given.jobs) as pool:
         rows = list(pool.map(run, work))
-    report("The check of compiled networks", rows, given.output / "compiled.jsonl", where_it_ran(given.device))
+    print(f"{format_table(rows, decimals=3)}\n\nadded to {record}")
 
 
 if __name__ == "__main__":

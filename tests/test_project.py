@@ -316,3 +316,12 @@ def test_rates_of_the_documents_are_those_of_the_records():
     for device in ("h200", "cpu"):
         for row in json.loads((records / f"retrieval_{device}.json").read_text())["embedding"]:
             assert all(f"{row[key]:,.0f}" in text for key in ("folder images/s", "ceiling images/s"))
+
+
+def test_recall_by_float32_precision_is_that_of_the_records():
+    text = (REPOSITORY / "docs" / "speed.md").read_text()
+    for name in ("tf32", "ieee"):
+        result = json.loads((REPOSITORY / "docs" / "results" / "cars_half_float32" / f"{name}.json").read_text())
+        assert result["float32_precision"] == name
+        best, last = (100 * result[which]["recall"]["1"] for which in ("best", "last"))
+        assert f"| `{name}` | {best:.1f} | {last:.1f} |" in text
