@@ -1,4 +1,4 @@
-"""What keeping freed memory does for a network on a CPU: `proxy_anchor.allocator`, against glibc's default.
+"""What keeping freed memory does for a network on a CPU: `proxy_anchor.utils`, against glibc's default.
 
     python benchmarks/allocator.py
 
@@ -16,8 +16,8 @@ from statistics import median
 import torch
 from common import make_parser, median_ratio, report, where_it_ran
 
-from proxy_anchor.allocator import keep_freed_memory
 from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.utils import keep_freed_memory
 
 
 def seconds_per_image(backbone: str, batch: int, side: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import make_photographs
 
-from proxy_anchor.data.sop import EXPECTED
+from proxy_anchor.data.benchmarks.sop import EXPECTED
 
 
 def write_list(

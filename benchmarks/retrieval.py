@@ -24,18 +24,16 @@ import torch
 from common import make_photographs
 from torch.nn import functional as F
 
-from proxy_anchor.allocator import keep_freed_memory
-from proxy_anchor.data.crops import CentralCrop
-from proxy_anchor.data.images import default_num_workers
-from proxy_anchor.data.inputs import InputImages, find_images
+from proxy_anchor.data.augment import CentralCrop
+from proxy_anchor.data.images import InputImages, default_num_workers, find_images
+from proxy_anchor.inference.checkpoint import TrainedNet, load_trained
+from proxy_anchor.inference.embedder import Embedder
+from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.reports.files import write_json
 from proxy_anchor.reports.run import device_name, versions
 from proxy_anchor.reports.tables import format_table
-from proxy_anchor.retrieval.embedder import Embedder
-from proxy_anchor.retrieval.index import VectorIndex
 from proxy_anchor.retrieval.search import resolve_engine
-from proxy_anchor.training.trained import TrainedNet, load_trained
+from proxy_anchor.utils import keep_freed_memory, write_json
 
 
 def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float:

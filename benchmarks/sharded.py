@@ -30,7 +30,7 @@ from common import make_parser, report, seconds_per_call, synchronize, where_it_
 
 from proxy_anchor.losses.class_block import class_block_loss
 from proxy_anchor.losses.sharded import ShardedProxyAnchorLoss
-from proxy_anchor.training.gather import gather_batch
+from proxy_anchor.training.distributed import gather_batch
 
 
 def largest(value: float, device: torch.device) -> float:

@@ -23,8 +23,8 @@ from torch.optim import AdamW
 
 sys.path.insert(0, str(HERE.parent / "src"))
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 from proxy_anchor.training.compile import CompiledNet
 from train import train
 
@@ -33,12 +33,12 @@ def ceiling(cfg: DictConfig, result: dict[str, Any], device: torch.device) -> di
     """Images per second of a step of that training and of its evaluation, without data, trainer or callbacks."""
     num_classes = result["num_train_classes"]
     torch.backends.cudnn.benchmark = cfg.trainer.benchmark
-    net = settings.make_network(cfg, pretrained=False, weights=None).to(device)
+    net = config.make_network(cfg, pretrained=False, weights=None).to(device)
     loss = instantiate(cfg.loss, num_classes=num_classes, embedding_dim=cfg.embedding_dim).to(device)
     loss.check_labels = False
     embed: Any = net
     if cfg.compile:
-        num_evaluated = settings.compilation(cfg, result["num_eval_images"])["num_evaluated"]
+        num_evaluated = config.compilation(cfg, result["num_eval_images"])["num_evaluated"]
         embed = CompiledNet(net.to(memory_format=torch.channels_last), num_evaluated=num_evaluated)
     optimizer = AdamW([*net.parameters(), *loss.parameters()], lr=1e-4, fused=True)
     side, batch = cfg.dataset.images.crop, cfg.data.batch_size

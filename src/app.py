@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 
 
 def serve(cfg: DictConfig) -> None:
     """Index the gallery with one or two checkpoints, then answer until interrupted."""
-    from proxy_anchor.app.server import LOCAL, make_app, run
-    from proxy_anchor.retrieval.retriever import open_index
+    from proxy_anchor.inference.app.server import LOCAL, make_app, run
+    from proxy_anchor.inference.retriever import open_index
 
-    settings.check_retrieval(cfg, "app")
+    config.check_retrieval(cfg, "app")
     retrievers = {cfg.checkpoint: open_index(cfg.checkpoint, cfg.gallery, cfg.index, **cfg.embed)}
     if cfg.compare is not None:
         retrievers[cfg.compare] = open_index(cfg.compare, cfg.gallery, cfg.compare_index, **cfg.embed)

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 
 
 def check(cfg: DictConfig) -> bool:
     """Whether all listed images can be used; prints those that cannot and, as notes, those that are odd."""
     from hydra.utils import instantiate
 
-    from proxy_anchor.data.check import UNUSABLE, check_images, format_findings, write_findings
+    from proxy_anchor.data.bad_images import UNUSABLE, check_images, format_findings, write_findings
 
-    settings.make_paths_absolute(cfg)
+    config.make_paths_absolute(cfg)
     if "allow_partial" in cfg.dataset:
         cfg.dataset.allow_partial = True  # a difference in numbers is printed, and hides no file
     splits = instantiate(cfg.dataset.load, verify_files=False)

@@ -11,13 +11,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-import entry
-import job_settings
-import settings
+from proxy_anchor.cli import config, jobs
+from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.files import read_result
-from proxy_anchor.training import jobs
+from proxy_anchor.sweeps import launcher
 from proxy_anchor.training.run_lock import held
+from proxy_anchor.utils import read_result
 from train import train
 
 
@@ -28,7 +27,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """
     from proxy_anchor.reports.comparison import write_comparison
 
-    configs = job_settings.comparison_jobs(cfg)
+    configs = jobs.comparison_jobs(cfg)
     results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in configs}
     failures: dict[str, str] = {}
     for number, ((loss, seed), job) in enumerate(configs.items(), start=1):
@@ -50,7 +49,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
         print(f"failed: {name}: {reason}")
     if failures:
         raise UsageError(
-            f"{len(failures)} of {len(configs)} runs failed (see {jobs.FAILURE_FILE} in their folders); the same command with "
+            f"{len(failures)} of {len(configs)} runs failed (see {launcher.FAILURE_FILE} in their folders); the same command with "
             f"run={cfg.run} repeats them."
         )
     return results
@@ -60,7 +59,7 @@ def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
     """The result of an earlier run with the same settings, if `place` holds one; an interrupted one is continued."""
     result = read_result(place)
     if result is not None:
-        settings.require_same(job, place)
+        config.require_same(job, place)
         print("finished before, and kept")
     return result
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 
 
 def embed(cfg: DictConfig) -> int:
@@ -15,15 +15,15 @@ def embed(cfg: DictConfig) -> int:
     import shutil
     import time
 
-    from proxy_anchor.data.inputs import class_folders, find_images
+    from proxy_anchor.data.images import class_folders, find_images
     from proxy_anchor.errors import UsageError
+    from proxy_anchor.inference.checkpoint import load_trained
+    from proxy_anchor.inference.embedder import Embedder
+    from proxy_anchor.inference.retriever import report_skipped
     from proxy_anchor.reports.embeddings import write_embeddings
-    from proxy_anchor.retrieval.embedder import Embedder
-    from proxy_anchor.retrieval.retriever import report_skipped
-    from proxy_anchor.training.trained import load_trained
 
-    settings.check_retrieval(cfg, "embed")
-    output, root = Path(settings.absolute(cfg.output)), Path(settings.absolute(cfg.images))
+    config.check_retrieval(cfg, "embed")
+    output, root = Path(config.absolute(cfg.output)), Path(config.absolute(cfg.images))
     paths = find_images(root)
     labels = class_folders(paths, root)
     embedder = Embedder(load_trained(cfg.checkpoint), **cfg.embed)

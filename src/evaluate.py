@@ -7,8 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 from proxy_anchor.reports.runs import BEFORE
 
 
@@ -18,18 +18,18 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from hydra.utils import instantiate
     from torch import nn
 
+    from proxy_anchor.data.bad_images import naming_all_unusable
     from proxy_anchor.data.datamodule import ImageDataModule
-    from proxy_anchor.data.unusable import naming_all_unusable
-    from proxy_anchor.reports.files import write_json
     from proxy_anchor.retrieval.clustering import nmi
     from proxy_anchor.retrieval.metrics import map_at_r, r_precision
     from proxy_anchor.retrieval.reranking import reranked_metrics
+    from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
     from proxy_anchor.training.checkpoint import checkpoint_of, load_checkpoint, load_embedding_net
     from proxy_anchor.training.float32 import set_float32_precision
     from proxy_anchor.training.module import MetricLearner
-    from proxy_anchor.training.recall_callback import RecallCallback, format_recall
+    from proxy_anchor.utils import write_json
 
-    settings.check_evaluation(cfg)
+    config.check_evaluation(cfg)
     saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
@@ -38,10 +38,10 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if cfg.dataset.name == "from_checkpoint":
         recall_k = trained.recall_k
         if cfg.dataset.root is not None:
-            trained.dataset.load.root = settings.absolute(cfg.dataset.root)
-        splits = settings.load_splits(trained, training=False)
+            trained.dataset.load.root = config.absolute(cfg.dataset.root)
+        splits = config.load_splits(trained, training=False)
     else:
-        settings.make_paths_absolute(cfg)
+        config.make_paths_absolute(cfg)
         if "test_fraction" in cfg.dataset and cfg.dataset.test_fraction is None:
             cfg.dataset.test_fraction = 1.0  # nothing is trained here: without a split of its own, all is searched
         recall_k, splits = cfg.dataset.recall_k, instantiate(cfg.dataset.load)
@@ -65,7 +65,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if seen:
         print(f"note: {len(seen)} of {splits.query.num_classes} searched classes have the name of a class trained on.")
     with naming_all_unusable(splits):
-        compilation = settings.compilation(trained, data.num_eval_images)  # as training did, for equal numbers
+        compilation = config.compilation(trained, data.num_eval_images)  # as training did, for equal numbers
         trainer.validate(MetricLearner(net, nn.Identity(), **compilation), data, verbose=False)
 
     recalls = recall.history[-1].recall
@@ -85,7 +85,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     others = {name: value for name, value in results.items() if not name.startswith("recall_at")}
     print("  ".join(f"{name} {100 * value:.2f}" for name, value in others.items()))
     if cfg.output is not None:
-        write_json(Path(cfg.output), {"checkpoint": settings.absolute(str(saved.path)), **results})
+        write_json(Path(cfg.output), {"checkpoint": config.absolute(str(saved.path)), **results})
     return results
 
 

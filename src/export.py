@@ -6,18 +6,18 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 
 
 def export(cfg: DictConfig) -> float:
     """Write the folder and print how far its embeddings are from the checkpoint's; returns that difference."""
-    from proxy_anchor.training.export import TOLERANCE, export
-    from proxy_anchor.training.trained import load_trained
+    from proxy_anchor.inference.checkpoint import load_trained
+    from proxy_anchor.inference.export import TOLERANCE, export
 
-    settings.check_retrieval(cfg, "export")
+    config.check_retrieval(cfg, "export")
     trained = load_trained(cfg.checkpoint)
-    folder = Path(settings.absolute(cfg.output or str(trained.path.with_name(cfg.format))))
+    folder = Path(config.absolute(cfg.output or str(trained.path.with_name(cfg.format))))
     difference = export(trained, cfg.format, folder)
     print(f"{folder}: largest difference from the checkpoint {difference:.1e} (at most {TOLERANCE:.0e})")
     return difference

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 
 
@@ -21,11 +21,11 @@ def main(cfg: DictConfig) -> None:
         raise UsageError("dataset=glyphs comes in no archive: it is drawn on first use. Choose another data set.")
     if cfg.dataset.root is None:
         raise UsageError("dataset.root is needed: add dataset.root=DIR, where the data set shall stand.")
-    settings.make_paths_absolute(cfg)
+    config.make_paths_absolute(cfg)
     archives = list(cfg.archive) if isinstance(cfg.archive, ListConfig) else [cfg.archive]
     splits = prepare(
         cfg.dataset.root,
-        [str(each) if "://" in str(each) else settings.absolute(str(each)) for each in archives],
+        [str(each) if "://" in str(each) else config.absolute(str(each)) for each in archives],
         load=lambda root: instantiate(cfg.dataset.load, root=str(root)),
         verify_checksum=cfg.verify_checksum,
     )

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxy_anchor.cli.experiments import experiment_rows, read_experiments
 from proxy_anchor.errors import UsageError, check_choice
-from proxy_anchor.reports.experiments import experiment_rows, read_experiments
 from proxy_anchor.reports.tables import format_table
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def contracts(datasets: set[str]) -> list[Contract]:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    import entry
+    from proxy_anchor.cli import main as entry
     from proxy_anchor.reports.paper_tables import Contract
 
     entry.register_plugins()
@@ -132,8 +132,8 @@ def embedding_maps(
     import numpy as np
 
     from proxy_anchor.reports.curves import save_figure
-    from proxy_anchor.reports.embedding_map import METHODS, embedding_map
     from proxy_anchor.reports.grid import grid_picture, scatter, snap_to_grid
+    from proxy_anchor.retrieval.embedding_map import METHODS, embedding_map
 
     check_choice("method", method, METHODS)
     side, count = _whole("tile", tile), _whole("images", images)
@@ -153,11 +153,11 @@ def _searched(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
     """The searched images of the first run, embedded by the network of each: [query] or [query, gallery]."""
     from omegaconf import OmegaConf
 
-    import settings
-    from proxy_anchor.allocator import keep_freed_memory
+    from proxy_anchor.cli import config as settings
+    from proxy_anchor.inference.checkpoint import load_trained
+    from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.reports.runs import CONFIG_FILE
-    from proxy_anchor.retrieval.embedder import Embedder
-    from proxy_anchor.training.trained import load_trained
+    from proxy_anchor.utils import keep_freed_memory
 
     for folder in folders:
         if not (folder / CONFIG_FILE).is_file():

@@ -7,21 +7,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 
 
 def search(cfg: DictConfig) -> list[dict[str, Any]]:
     """Print a table of the neighbours, write them as JSON and as an HTML page; returns what the JSON file lists."""
-    from proxy_anchor.data.inputs import find_images
+    from proxy_anchor.data.images import find_images
     from proxy_anchor.errors import UsageError
-    from proxy_anchor.reports.files import write_json
+    from proxy_anchor.inference.retriever import open_index, report_skipped, vote
     from proxy_anchor.reports.search_page import write_search_page
     from proxy_anchor.reports.tables import format_table
-    from proxy_anchor.retrieval.retriever import open_index, report_skipped, vote
+    from proxy_anchor.utils import write_json
 
-    settings.check_retrieval(cfg, "search")
-    query = Path(settings.absolute(cfg.query))
+    config.check_retrieval(cfg, "search")
+    query = Path(config.absolute(cfg.query))
     queries = find_images(query) if query.is_dir() else [query]
     retriever = open_index(cfg.checkpoint, cfg.gallery, cfg.index, kind=cfg.kind, **cfg.embed)
     if cfg.false_accept_rate is not None:
@@ -45,7 +45,7 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
             row = {"query": path.name, "rank": rank, "similarity": f"{hit.similarity:.3f}", "class": hit.label}
             rows.append(row | ({} if hit.is_match is None else {"match": hit.is_match}) | {"image": hit.name})
     print(format_table(rows))
-    output = Path(settings.absolute(cfg.output))
+    output = Path(config.absolute(cfg.output))
     write_json(output.with_name(f"{output.name}.json"), {"checkpoint": cfg.checkpoint, "queries": listed})
     write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, [q.name for q in queries], found)
     print(f"written: {output}.json and {output}.html")

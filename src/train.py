@@ -8,11 +8,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-import entry
-import settings
-from folds import cross_validate
-from proxy_anchor.reports.files import selecting_recall
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
+from proxy_anchor.cli.folds import cross_validate
 from proxy_anchor.training.run_lock import held
+from proxy_anchor.utils import selecting_recall
 
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
@@ -28,55 +28,55 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
+    from proxy_anchor.cli.failures import explained
+    from proxy_anchor.data.bad_images import naming_all_unusable
     from proxy_anchor.data.datamodule import ImageDataModule
-    from proxy_anchor.data.unusable import naming_all_unusable
     from proxy_anchor.reports.finish import finish_run
     from proxy_anchor.reports.run import make_result
-    from proxy_anchor.training.checkpoint_io import BackgroundWriter
-    from proxy_anchor.training.failures import explained
+    from proxy_anchor.training.callbacks.checkpoint import BackgroundWriter
+    from proxy_anchor.training.callbacks.health import Health
+    from proxy_anchor.training.callbacks.memory import PeakMemory, reset_peak_memory
+    from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
+    from proxy_anchor.training.callbacks.startup import Startup
+    from proxy_anchor.training.distributed import SyncBatchNorms
     from proxy_anchor.training.float32 import set_float32_precision
-    from proxy_anchor.training.health import Health
-    from proxy_anchor.training.memory import PeakMemory, reset_peak_memory
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.optim import OptimizerSettings
-    from proxy_anchor.training.recall_callback import RecallCallback, format_recall
-    from proxy_anchor.training.startup import Startup
-    from proxy_anchor.training.sync_batch_norm import SyncBatchNorms
 
     # Everything that can refuse the configuration comes before the data.
-    settings.make_paths_absolute(cfg)
-    settings.check_config(cfg)
-    result, before = settings.take_up(cfg, folder)
+    config.make_paths_absolute(cfg)
+    config.check_config(cfg)
+    result, before = config.take_up(cfg, folder)
     if result is not None:
         return result
     set_float32_precision(cfg.float32_precision)  # each run: the one before in this process may have had another
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=settings.selecting_set(cfg))
+    recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=config.selecting_set(cfg))
     startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()
     trainer = instantiate(
         cfg.trainer,
-        strategy=settings.strategy(cfg),
+        strategy=config.strategy(cfg),
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
-        callbacks=[startup, memory, recall, *callbacks, *settings.bookkeeping(cfg, folder, recall.monitor, health)],
+        callbacks=[startup, memory, recall, *callbacks, *config.bookkeeping(cfg, folder, recall.monitor, health)],
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )
-    settings.check_processes(cfg, trainer)
+    config.check_processes(cfg, trainer)
     reset_peak_memory(trainer.strategy.root_device)
-    net = settings.make_network(cfg)
-    data = ImageDataModule(settings.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
+    net = config.make_network(cfg)
+    data = ImageDataModule(config.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
-    cfg.compile = settings.whether_to_compile(cfg, net, len(data.splits.train), before)
-    metadata = settings.run_metadata(cfg, data.splits, before)
-    compilation = settings.compilation(cfg, data.num_eval_images)
+    cfg.compile = config.whether_to_compile(cfg, net, len(data.splits.train), before)
+    metadata = config.run_metadata(cfg, data.splits, before)
+    compilation = config.compilation(cfg, data.num_eval_images)
     learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, **compilation)
 
-    print(data.describe(), settings.describe_training(cfg), sep="\n", flush=True)
+    print(data.describe(), config.describe_training(cfg), sep="\n", flush=True)
     with explained(trainer, learner, data), naming_all_unusable(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
-            settings.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing
+            config.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing
             print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
         trainer.fit(learner, data, ckpt_path=before and before.path)
 
@@ -93,7 +93,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
 def main(cfg: DictConfig) -> float:
     """Train, and hand the smallest K's Recall that selected the epoch to a sweep (held-out classes, folds, or test)."""
     folder = entry.output_folder()
-    if (num_ranks := settings.ranks_to_start(cfg, folder)) > 1:
+    if (num_ranks := config.ranks_to_start(cfg, folder)) > 1:
         result = entry.run_as_ranks(cfg, folder, num_ranks)
     elif cfg.validation.name == "folds" and cfg.validation.fold is None:
         result = cross_validate(train, cfg, folder)

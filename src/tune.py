@@ -12,14 +12,14 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-import entry
-import job_settings
-from folds import cross_validate
+from proxy_anchor.cli import jobs
+from proxy_anchor.cli import main as entry
+from proxy_anchor.cli.folds import cross_validate
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.files import selecting_recall, write_json
 from proxy_anchor.reports.tables import format_table
-from proxy_anchor.training import jobs
+from proxy_anchor.sweeps import launcher
 from proxy_anchor.training.run_lock import HELD_BY_PARENT, held
+from proxy_anchor.utils import selecting_recall, write_json
 from train import train
 
 WORKER = "PROXY_ANCHOR_TUNING_WORKER"  # set where `work_together` started this command; a job of a sweep is none
@@ -30,18 +30,18 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     A trial that fails is listed, and the others go on. Raises UsageError at the end when one did.
     """
-    from proxy_anchor.training.tuning import Pruning, Tuning, first_values, make_space
+    from proxy_anchor.sweeps.tuning import Pruning, Tuning, first_values, make_space
 
-    search, shared = job_settings.tuning_settings(cfg)
+    search, shared = jobs.tuning_settings(cfg)
     space = make_space(search)
-    job_settings.tuning_job(cfg, shared, first_values(space), "trial0")  # what no trial could do is said now
-    made_of = {"search": search, "other arguments": job_settings.decisive(shared)}
+    jobs.tuning_job(cfg, shared, first_values(space), "trial0")  # what no trial could do is said now
+    made_of = {"search": search, "other arguments": jobs.decisive(shared)}
     pruning = {key: cfg[key] for key in ("prune_after_epochs", "unpruned_trials")}
     study = Tuning(folder, space, made_of, seed=cfg.seed, **pruning)
 
     def run(trial: Any) -> float:
         place = study.folder_of(trial)
-        job = job_settings.tuning_job(cfg, shared, trial.params, place.name)
+        job = jobs.tuning_job(cfg, shared, trial.params, place.name)
         with held(place):
             entry.clear_failure(job, place)
             if job.validation.name == "folds":
@@ -58,7 +58,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
                 break
             place = study.folder_of(trial)
             place.mkdir(exist_ok=True)
-            print(f"\n{place}: {' '.join(job_settings.as_overrides(trial.params))}", flush=True)
+            print(f"\n{place}: {' '.join(jobs.as_overrides(trial.params))}", flush=True)
             try:
                 print(f"{place.name}: {study.run(trial, lambda: run(trial))}", flush=True)
             except Exception as error:  # whatever stopped this trial, the others are still wanted
@@ -71,11 +71,13 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 def work_together(cfg: DictConfig, folder: Path) -> None:
     """This command once per GPU of this host (launcher=local), all at work on the one study, until no trial is left."""
     shared = {WORKER: "1", HELD_BY_PARENT: str(folder.resolve())}
-    slots = [{**slot, **shared} for slot in job_settings.job_slots(cfg)]
-    command = job_settings.alone_command(cfg, HydraConfig.get().overrides.task, folder)
-    workers = [jobs.Job(command, Path.cwd(), folder / f"worker{number}") for number in range(len(slots))]
+    slots = [{**slot, **shared} for slot in jobs.job_slots(cfg)]
+    command = jobs.alone_command(cfg, HydraConfig.get().overrides.task, folder)
+    workers = [launcher.Job(command, Path.cwd(), folder / f"worker{number}") for number in range(len(slots))]
     print(f"{len(workers)} trials at once; they print to {folder}/workerN.log", flush=True)
-    jobs.run_here(workers, slots, lambda number, code: print(f"worker {number} ended, exit code {code}", flush=True))
+    launcher.run_here(
+        workers, slots, lambda number, code: print(f"worker {number} ended, exit code {code}", flush=True)
+    )
 
 
 def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared: list[str]) -> dict[str, Any]:
@@ -84,10 +86,10 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
     write_json(folder / "tuning.json", {"trials": rows})
     best = rows[0]
     if best["state"] == "complete":
-        again = job_settings.train_command(shared, {key: best[key] for key in searched})
+        again = jobs.train_command(shared, {key: best[key] for key in searched})
         print(f"best: {best['trial']}. On all training classes: {again}", flush=True)
     if failed := [row["trial"] for row in rows if row["state"] == "failed"]:
-        told = f"{len(failed)} of {len(rows)} trials failed ({', '.join(failed)}; see {jobs.FAILURE_FILE} in their folders)"
+        told = f"{len(failed)} of {len(rows)} trials failed ({', '.join(failed)}; see {launcher.FAILURE_FILE} in their folders)"
         raise UsageError(f"{told}; the same command with run={folder.name} repeats them.")
     return best
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
-from cli import REPOSITORY, TINY_GLYPHS
+from commands import REPOSITORY, TINY_GLYPHS
 
 RUN = [
     *TINY_GLYPHS,
@@ -26,7 +26,8 @@ RUN = [
 SLOWLY = f"""
 import sys, time
 sys.path.insert(0, {str(REPOSITORY / "src")!r})
-import entry, train
+from proxy_anchor.cli import main as entry
+import train
 from proxy_anchor.training import checkpoint_io, module
 checkpoint_io.BackgroundWriter.__init__.__defaults__ = (0.0,)
 step = module.MetricLearner.training_step

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import REPOSITORY, TINY_GLYPHS
+from commands import REPOSITORY, TINY_GLYPHS
 
 FOLDER = REPOSITORY / "benchmarks"
 
@@ -129,7 +129,7 @@ def test_allocator_compares_two_processes(tmp_path: Path) -> None:
 
 
 def test_the_made_up_set_is_read_as_sop(tmp_path: Path) -> None:
-    from proxy_anchor.data.sop import load_sop
+    from proxy_anchor.data.benchmarks.sop import load_sop
 
     run_benchmark("made_up_sop.py", "set", "--different", "3", "--share", "0.001", "--size", "40", "30", cwd=tmp_path)
     splits = load_sop(tmp_path / "set", allow_partial=True)

@@ -2,7 +2,7 @@
 
 import lookalikes as look
 import pytest
-from cli import run_ok
+from commands import run_ok
 
 MAKE = {
     "cub": look.make_cub,

@@ -11,11 +11,11 @@ import weakref
 
 import pytest
 import torch
-from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
 from PIL import Image
 
-import settings
-from entry import forget_last_run
+from proxy_anchor.cli import config
+from proxy_anchor.cli.main import forget_last_run
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.comparison import Spread, comparison_rows, default_levels, noise_rows, reached
@@ -187,8 +187,8 @@ def test_label_noise_is_in_the_result_and_not_in_what_is_searched(tmp_path, caps
     result = train(cfg, tmp_path / "run")
     assert result["label_noise"] == 0.25
     assert "16 training labels are wrong on purpose (25.0 %)" in capsys.readouterr().out
-    clean = settings.load_splits(compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS))
-    assert (settings.load_splits(cfg).query.labels == clean.query.labels).all()
+    clean = config.load_splits(compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS))
+    assert (config.load_splits(cfg).query.labels == clean.query.labels).all()
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")

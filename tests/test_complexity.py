@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from cli import REPOSITORY
+from commands import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 

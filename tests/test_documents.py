@@ -19,13 +19,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cli import REPOSITORY, TINY_GLYPHS, trained_beside_pictures
+from commands import REPOSITORY, TINY_GLYPHS, trained_beside_pictures
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-import entry
-import job_settings
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import jobs as job_settings
+from proxy_anchor.cli import main as entry
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
@@ -134,11 +134,11 @@ def check(monkeypatch: pytest.MonkeyPatch, script: str, overrides: list[str]) ->
             monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
             job_settings.tuning_settings(cfg)
     if name == "train":
-        settings.check_config(cfg)
+        config.check_config(cfg)
     elif name == "evaluate":
-        settings.check_evaluation(cfg)
+        config.check_evaluation(cfg)
     elif name in ("search", "embed", "export", "app"):
-        settings.check_retrieval(cfg, name)
+        config.check_retrieval(cfg, name)
     else:
         assert name in ("prepare", "check", "compare", "tune")
 

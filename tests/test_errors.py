@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from cli import compose_train
+from commands import compose_train
 from omegaconf import OmegaConf
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
 
 
@@ -82,7 +82,7 @@ def test_the_mark_of_a_failed_run_is_left_and_removed_only_where_the_folder_hold
     for place, made in {"one": cfg, "folds/fold0": folds}.items():
         (tmp_path / place).mkdir(parents=True)
         made = made.copy()
-        settings.make_paths_absolute(made)
+        config.make_paths_absolute(made)
         OmegaConf.save(made, tmp_path / place / "config.yaml", resolve=True)
     folds.validation.fold = None
     for folder, own in {tmp_path / "one": cfg, tmp_path / "folds": folds}.items():

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import lookalikes as look
 import pytest
-from cli import REPOSITORY, SHARED, compose_train, run_ok
+from commands import REPOSITORY, SHARED, compose_train, run_ok
 
-import entry
+from proxy_anchor.cli import main as entry
+from proxy_anchor.cli.experiments import experiment_rows, read_experiment, read_experiments
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.experiments import experiment_rows, read_experiment, read_experiments
 from proxy_anchor.reports.paper import paper_results
 from train import train
 

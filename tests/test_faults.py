@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli import REPOSITORY, TINY_FOLDER, compose_train, run_entry
+from commands import REPOSITORY, TINY_FOLDER, compose_train, run_entry
 from omegaconf import OmegaConf
 from pictures import write_noise_images
 from processes import permissions_count
 
-import settings
+from proxy_anchor.cli import config as settings
 from proxy_anchor.errors import UsageError
-from proxy_anchor.training.checkpoint_io import BackgroundWriter
-from proxy_anchor.training.resume import newest_checkpoint
+from proxy_anchor.training.callbacks.checkpoint import BackgroundWriter
+from proxy_anchor.training.run_folder import newest_checkpoint
 from train import train
 
 RUN = [*TINY_FOLDER, "trainer.max_epochs=3", "run=x"]
@@ -52,7 +52,8 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
 LIMITED = """
 import resource, signal, sys, threading
 sys.path.insert(0, sys.argv.pop(1))
-import entry, train
+from proxy_anchor.cli import main as entry
+import train
 from proxy_anchor.training import checkpoint_io, module
 checkpoint_io.BackgroundWriter.__init__.__defaults__ = (0.0,)
 start = module.MetricLearner.on_train_epoch_start

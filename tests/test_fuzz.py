@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli import compose_train
+from commands import compose_train
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, given, settings
@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, open_dict
 from PIL import Image
 
-import entry
-import settings as entry_settings
+from proxy_anchor.cli import config as entry_settings
+from proxy_anchor.cli import main as entry
+from proxy_anchor.data.benchmarks.lists import as_int, read_columns
 from proxy_anchor.data.folder import load_folder
-from proxy_anchor.data.inputs import open_input
-from proxy_anchor.data.lists import as_int, read_columns
+from proxy_anchor.data.images import open_input
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.retrieval.metrics import map_at_r, r_precision, recall_at_k

@@ -6,7 +6,7 @@ import time
 
 import nbformat
 import pytest
-from cli import REPOSITORY
+from commands import REPOSITORY
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))

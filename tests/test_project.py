@@ -11,7 +11,7 @@ import tomllib
 
 import pytest
 import yaml
-from cli import REPOSITORY
+from commands import REPOSITORY
 
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cli import compose_train
+from commands import compose_train
 from omegaconf import OmegaConf
 from torch import nn
 

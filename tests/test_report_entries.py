@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
 
 DOCUMENT = (REPOSITORY / "docs" / "getting_started.md").read_text()
 COMMANDS = re.findall(r"^python src/report\.py .*$", DOCUMENT, re.M)

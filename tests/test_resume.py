@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
-from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.core.hydra_config import HydraConfig
 from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
 from omegaconf import OmegaConf
 
-import entry
-import settings
+from proxy_anchor.cli import config as settings
+from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.runs import BEFORE
-from proxy_anchor.training.jobs import write_failure
+from proxy_anchor.sweeps.launcher import write_failure
 from train import train
 
 

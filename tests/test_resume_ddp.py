@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from cli import run_entry, run_ok
+from commands import run_entry, run_ok
 from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
 from omegaconf import OmegaConf
 from processes import await_end
 
-from proxy_anchor.training.resume import newest_checkpoint
+from proxy_anchor.training.run_folder import newest_checkpoint
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
 from interruptions import RUN, start, wait_for_line
 
 from proxy_anchor.errors import FolderTaken
@@ -32,7 +32,8 @@ sys.path.insert(0, {str(REPOSITORY / "src")!r})
 from hydra.core import utils
 from datetime import datetime
 utils.datetime = type("Clock", (), {{"now": staticmethod(lambda: datetime(2026, 1, 2, 3, 4, 5))}})
-import entry, train
+from proxy_anchor.cli import main as entry
+import train
 entry.run(train.main, "train")
 """
 

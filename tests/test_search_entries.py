@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli import REPOSITORY, run_entry, trained_beside_pictures
+from commands import REPOSITORY, run_entry, trained_beside_pictures
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-import entry
+from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 
 DOCUMENT = (REPOSITORY / "docs" / "search.md").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
 
 ARGUMENTS = [*TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
 SWEEP = ["-m", "run=sweep", "loss.alpha=16,-1,32", "trainer.max_epochs=2", *ARGUMENTS]

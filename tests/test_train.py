@@ -12,15 +12,15 @@ import tarfile
 
 import pytest
 import torch
-from cli import REPOSITORY, SHARED, TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import REPOSITORY, SHARED, TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 
-import entry
-import settings
 from evaluate import evaluate
-from folds import cross_validate
+from proxy_anchor.cli import config as settings
+from proxy_anchor.cli import main as entry
+from proxy_anchor.cli.folds import cross_validate
 from train import train
 
 

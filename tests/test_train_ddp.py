@@ -13,11 +13,11 @@ import pytest
 import timm
 import torch
 import yaml
-from cli import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
 from processes import free_port
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.training.processes import RankError, run_ranks
+from proxy_anchor.sweeps.processes import RankError, run_ranks
 
 TRAIN = str(REPOSITORY / "src" / "train.py")
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.strategy=ddp", "trainer.enable_progress_bar=false"]
@@ -161,7 +161,7 @@ def test_ranks_see_their_place(tmp_path: Path) -> None:
 def test_a_failed_process_ends_the_others(
     end: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy_anchor.training.processes.GRACE_S", 0.2)
+    monkeypatch.setattr("proxy_anchor.sweeps.processes.GRACE_S", 0.2)
     text = f"import os, sys, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(60)"
     start = time.monotonic()
     with pytest.raises(RankError, match=f"process 1 of 2 .*{message}"):
@@ -171,7 +171,7 @@ def test_a_failed_process_ends_the_others(
 
 def test_the_error_that_a_process_leaves_is_the_error(tmp_path: Path) -> None:
     text = (
-        "import os, sys\nfrom proxy_anchor.training.processes import leave_error\n"
+        "import os, sys\nfrom proxy_anchor.sweeps.processes import leave_error\n"
         "if os.environ['RANK'] == '1': leave_error('image 7 is damaged'); sys.exit(2)"
     )
     with pytest.raises(UsageError, match=r"^image 7 is damaged$"):

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-from cli import TINY_GLYPHS, compose_train
+from commands import TINY_GLYPHS, compose_train
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-import entry
-import settings
 from evaluate import evaluate
+from proxy_anchor.cli import config as settings
+from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from train import train
 

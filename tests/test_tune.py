@@ -6,13 +6,13 @@ import json
 import re
 
 import pytest
-from cli import TINY_GLYPHS, run_entry, run_ok
+from commands import TINY_GLYPHS, run_entry, run_ok
 
 optuna = pytest.importorskip("optuna")
-import job_settings  # noqa: E402
+from proxy_anchor.cli import jobs  # noqa: E402
 from proxy_anchor.errors import UsageError  # noqa: E402
-from proxy_anchor.training.jobs import SWEEP_JOB  # noqa: E402
-from proxy_anchor.training.tuning import Tuning, first_values, make_space  # noqa: E402
+from proxy_anchor.sweeps.launcher import SWEEP_JOB  # noqa: E402
+from proxy_anchor.sweeps.tuning import Tuning, first_values, make_space  # noqa: E402
 
 ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2", "logger=csv", "trainer.accelerator=cpu", "data.num_workers=0"]
 SEARCH = "search={optimizer.lr: {min: 1e-4, max: 1e-2, log: true}, loss.alpha: [16, 32]}"
@@ -148,7 +148,7 @@ def test_bad_input_is_one_line_before_any_trial(arguments, message, tmp_path):
 def test_only_what_changes_no_number_may_change_while_a_search_goes_on():
     numbers = ["data.cache_side=64", "loss=triplet", "+trainer.limit_train_batches=3"]
     others = ["data.cache=ram", "+logger.wandb.project=x", "logger=csv", "data.num_workers=2"]
-    assert job_settings.decisive([*others, *numbers]) == sorted(numbers)
+    assert jobs.decisive([*others, *numbers]) == sorted(numbers)
 
 
 def test_what_may_vary():

@@ -1,6 +1,6 @@
 """Hydra's way to the jobs of a sweep: one after another in this process, or each as a command of its own elsewhere.
 
-Hydra takes a launcher only from a package of this name, so this is the one file below src/*.py that sees the config. Where jobs run is `launcher=`, a file of conf/launcher.
+Hydra takes a launcher only from a package of this name, so this is the one file outside the entry points and `proxy_anchor.cli` that sees the config. Where jobs run is `launcher=`, a file of conf/launcher.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from proxy_anchor.errors import UsageError, check_choice, check_int
-from proxy_anchor.reports.files import read_result, selecting_recall
-from proxy_anchor.training import jobs
-from proxy_anchor.training.processes import USAGE_ERROR
+from proxy_anchor.errors import USAGE_ERROR, UsageError, check_choice, check_int
+from proxy_anchor.sweeps import launcher
+from proxy_anchor.utils import read_result, selecting_recall
 
 
 class JobLauncher(BasicLauncher):
@@ -68,14 +67,14 @@ class JobLauncher(BasicLauncher):
         hydra_config.cfg = before
         return cfg
 
-    def _job(self, cfg: DictConfig, overrides: list[str]) -> jobs.Job:
+    def _job(self, cfg: DictConfig, overrides: list[str]) -> launcher.Job:
         """The command that runs this job alone, in the folder of this sweep."""
-        import job_settings  # here: Hydra imports this module for every program of this environment
+        from proxy_anchor.cli import jobs  # here: Hydra imports this module for every program of this environment
 
         folder = cfg.hydra.runtime.output_dir
-        return jobs.Job(job_settings.alone_command(cfg, overrides, folder), Path.cwd(), Path(folder))
+        return launcher.Job(jobs.alone_command(cfg, overrides, folder), Path.cwd(), Path(folder))
 
-    def _run(self, commands: list[jobs.Job], on_end: jobs.OnEnd) -> None:
+    def _run(self, commands: list[launcher.Job], on_end: launcher.OnEnd) -> None:
         assert self.config is not None
         cfg, trainer = self.config.launcher, self.config.trainer
         devices = trainer.devices
@@ -98,12 +97,12 @@ class JobLauncher(BasicLauncher):
             flush=True,
         )
         if cfg.name == "local":
-            import job_settings
+            from proxy_anchor.cli import jobs
 
-            jobs.run_here(commands, job_settings.job_slots(self.config), on_end)
+            launcher.run_here(commands, jobs.job_slots(self.config), on_end)
         elif cfg.name == "slurm":
             sbatch: Any = OmegaConf.to_container(cfg.sbatch)
-            jobs.run_on_slurm(
+            launcher.run_on_slurm(
                 commands,
                 on_end,
                 folder=Path(self.config.hydra.sweep.dir) / "slurm",
@@ -116,7 +115,7 @@ class JobLauncher(BasicLauncher):
                 cluster=cfg.cluster,
             )
         else:
-            jobs.run_on_ray(
+            launcher.run_on_ray(
                 commands,
                 on_end,
                 gpus_per_job=gpus / cfg.jobs_per_gpu,
@@ -125,15 +124,15 @@ class JobLauncher(BasicLauncher):
                 address=cfg.address,
             )
 
-    def _outcome(self, cfg: DictConfig, code: int, job: jobs.Job) -> JobReturn:
+    def _outcome(self, cfg: DictConfig, code: int, job: launcher.Job) -> JobReturn:
         assert self.hydra_context is not None
         told = JobReturn(overrides=list(cfg.hydra.overrides.task), cfg=cfg, hydra_cfg=cfg, working_dir=str(Path.cwd()))
         if code == 0:
             result = read_result(job.folder)
             told.status, told._return_value = JobStatus.COMPLETED, result and selecting_recall(result)
         else:
-            reason = jobs.explain_failure(job, code)
-            error = UsageError if code == USAGE_ERROR else jobs.JobError
+            reason = launcher.explain_failure(job, code)
+            error = UsageError if code == USAGE_ERROR else launcher.JobError
             told.status, told._return_value = JobStatus.FAILED, error(reason)
         self.hydra_context.callbacks.on_job_end(config=cfg, job_return=told)
         return told

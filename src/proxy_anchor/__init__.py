@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from proxy_anchor.inference.retriever import Retriever as Retriever
     from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss as ProxyAnchorLoss
     from proxy_anchor.models.embedding_net import EmbeddingNet as EmbeddingNet
     from proxy_anchor.retrieval.metrics import recall_at_k as recall_at_k
-    from proxy_anchor.retrieval.retriever import Retriever as Retriever
 
 __version__ = "0.1.0"
 
 _HOME = {
     "EmbeddingNet": "proxy_anchor.models.embedding_net",
     "ProxyAnchorLoss": "proxy_anchor.losses.proxy_anchor",
-    "Retriever": "proxy_anchor.retrieval.retriever",
+    "Retriever": "proxy_anchor.inference.retriever",
     "recall_at_k": "proxy_anchor.retrieval.metrics",
 }
 __all__ = ["EmbeddingNet", "ProxyAnchorLoss", "Retriever", "recall_at_k"]

@@ -9,6 +9,9 @@ import difflib
 import math
 from collections.abc import Iterable
 
+USAGE_ERROR = 2  # exit code after an error that a user can repair
+STOPPED = 75  # sysexits.h's "temporary failure, try again": the same command continues the run
+
 
 class UsageError(ValueError):
     """Something the user can repair: a bad argument, a missing file, an unreadable image.

@@ -6,10 +6,10 @@ import shutil
 import lookalikes as look
 import numpy as np
 import pytest
-from cli import TINY_GLYPHS, run_entry, run_ok
+from commands import TINY_GLYPHS, run_entry, run_ok
 from PIL import Image
 
-from proxy_anchor.data.check import ODD, UNUSABLE, check_images, format_findings
+from proxy_anchor.data.bad_images import ODD, UNUSABLE, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.images import read_rgb
 from proxy_anchor.data.table import Splits, make_tables

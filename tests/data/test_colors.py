@@ -13,13 +13,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from proxy_anchor.data.colors import COLOR_KEYS, RandomColors, described_colors, recolor
-from proxy_anchor.data.crops import RandomCrops
+from proxy_anchor.data.augment import COLOR_KEYS, RandomColors, RandomCrops, described_colors, recolor
 from proxy_anchor.data.datamodule import ImageDataModule
-from proxy_anchor.data.device_loader import CroppedBatches
 from proxy_anchor.data.glyphs import load_glyphs
+from proxy_anchor.data.gpu_batches import CroppedBatches
+from proxy_anchor.data.image_cache import Shrunk, decode_to_device, kept_sizes
 from proxy_anchor.data.images import ImageDataset
-from proxy_anchor.data.pixels import Shrunk, decode_to_device, kept_sizes
 from proxy_anchor.data.sampling import ShuffledBatches
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError
@@ -62,7 +61,7 @@ def test_off_is_not_even_computed(glyphs: Splits, monkeypatch: pytest.MonkeyPatc
     def refuse(*_: object) -> None:
         raise AssertionError("colours were computed")
 
-    for module in ("crops", "device_loader"):
+    for module in ("augment", "gpu_batches"):
         monkeypatch.setattr(f"proxy_anchor.data.{module}.recolor", refuse)
     monkeypatch.setattr(RandomColors, "maps", refuse)
     image = Image.open(glyphs.train.paths[0]).convert("RGB")

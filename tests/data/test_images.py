@@ -12,8 +12,8 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import DataLoader
 
-import entry
-from proxy_anchor.data.crops import CentralCrop
+from proxy_anchor.cli import main as entry
+from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.images import ImageDataset, is_image_file, read_rgb, to_rgb
 from proxy_anchor.data.table import make_tables
 from proxy_anchor.errors import UsageError

@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from proxy_anchor.data.crops import CentralCrop
-from proxy_anchor.data.inputs import (
+from proxy_anchor.data.augment import CentralCrop
+from proxy_anchor.data.images import (
     InputImages,
     class_folders,
     collate_readable,

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli import compose_train
+from commands import compose_train
 
-import entry
-import settings
-from proxy_anchor.data.holdout import hold_out_classes
-from proxy_anchor.data.noise import mislabel
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
+from proxy_anchor.data.splits import hold_out_classes, mislabel
 from proxy_anchor.data.table import ImageTable, Splits, make_tables
 from proxy_anchor.errors import UsageError
 
@@ -81,7 +80,7 @@ def test_every_data_set_has_the_keys(name):
     assert (cfg.dataset.label_noise, cfg.dataset.label_noise_seed) == (0.0, 0)
     cfg = compose_train(f"dataset={name}", "dataset.label_noise=1.2")
     with pytest.raises(UsageError, match=r"dataset\.label_noise=1\.2"):
-        settings.check_config(cfg)
+        config.check_config(cfg)
 
 
 def test_settings_make_noise_after_holding_out(tmp_path):
@@ -93,7 +92,7 @@ def test_settings_make_noise_after_holding_out(tmp_path):
         "dataset.label_noise=0.25",
         "validation=classes",
     )
-    splits = settings.load_splits(cfg)
+    splits = config.load_splits(cfg)
     assert splits.num_mislabelled == 6  # of 6 classes x 4 images: 2 classes are held out
     for table in (splits.query, splits.validation):
         assert all(

@@ -16,15 +16,15 @@ from pathlib import Path
 import lookalikes as look
 import numpy as np
 import pytest
-from cli import run_entry, run_ok
+from commands import run_entry, run_ok
 
 from proxy_anchor.data import prepare as module
-from proxy_anchor.data.cars import load_cars
-from proxy_anchor.data.cub import load_cub
+from proxy_anchor.data.benchmarks.cars import load_cars
+from proxy_anchor.data.benchmarks.cub import load_cub
+from proxy_anchor.data.benchmarks.inshop import load_inshop
+from proxy_anchor.data.benchmarks.sop import load_sop
 from proxy_anchor.data.folder import load_folder
-from proxy_anchor.data.inshop import load_inshop
 from proxy_anchor.data.prepare import prepare
-from proxy_anchor.data.sop import load_sop
 from proxy_anchor.errors import UsageError
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-import entry
-import settings
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
-from proxy_anchor.losses.adapter import PMLLoss
+from proxy_anchor.losses.pml import PMLLoss
 from proxy_anchor.training.optim import make_parameter_groups
 
 FOLDER = Path(entry.CONF) / "loss"
@@ -66,7 +66,7 @@ def test_file_names_paper_and_source_and_its_sampler(name: str) -> None:
     assert re.search(r"paper|released code|section", header)
     cfg = compose_train(f"loss={name}")
     assert cfg.data.images_per_class == ON_PAIRS.get(name)
-    settings.check_config(cfg)
+    config.check_config(cfg)
 
 
 @pytest.mark.parametrize("name", CHOICES)

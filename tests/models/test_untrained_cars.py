@@ -7,10 +7,10 @@ import tarfile
 
 import pytest
 import torch
-from cli import SHARED
+from commands import SHARED
 
 from proxy_anchor import EmbeddingNet, recall_at_k
-from proxy_anchor.data.cars import load_cars
+from proxy_anchor.data.benchmarks.cars import load_cars
 from proxy_anchor.data.datamodule import ImageDataModule
 
 HALF = SHARED / "data" / "cars196_half"

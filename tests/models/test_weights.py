@@ -72,7 +72,7 @@ def test_package_weights_classify_photographs(lite_file: Path, photograph: str, 
     file = Path(skimage.__file__).parent / "data" / photograph
     if not file.is_file():
         pytest.skip(f"this scikit-image does not ship {photograph}")
-    from proxy_anchor.data.crops import CentralCrop
+    from proxy_anchor.data.augment import CentralCrop
     from proxy_anchor.data.images import read_rgb
 
     net = EmbeddingNet(LITE, 8, pooling="own").eval()

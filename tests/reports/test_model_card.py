@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from cli import compose_train
+from commands import compose_train
 from omegaconf import OmegaConf
 
 from proxy_anchor.reports.model_card import model_card

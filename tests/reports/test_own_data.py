@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import TINY_FOLDER, compose_train, run_ok
+from commands import TINY_FOLDER, compose_train, run_ok
 from pictures import write_noise_images
 from reports.test_paper_tables import write_run
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cli import compose_train
+from commands import compose_train
 from omegaconf import OmegaConf
 from PIL import Image
 from test_retrieval_page import ANGLES, on_circle

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli import compose_train, run_entry, run_ok
+from commands import compose_train, run_entry, run_ok
 from omegaconf import OmegaConf
 from PIL import Image
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy_anchor.reports.files import RESULT_FILE, read_result, write_json
 from proxy_anchor.reports.tables import format_table
+from proxy_anchor.utils import RESULT_FILE, read_result, write_json
 
 
 def test_numbers_stand_right_and_texts_left():

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits
-from proxy_anchor.training.guard import NotFinite
-from proxy_anchor.training.health import Health
+from proxy_anchor.training.callbacks.health import Health
+from proxy_anchor.training.finite import NotFinite
 from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.optim import OptimizerSettings
 

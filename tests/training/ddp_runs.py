@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits
-from proxy_anchor.losses.adapter import PMLLoss
+from proxy_anchor.losses.pml import PMLLoss
 from proxy_anchor.losses.sharded import ShardedProxyAnchorLoss
 from proxy_anchor.training import module
-from proxy_anchor.training.ddp import LeanDDP
+from proxy_anchor.training.callbacks.recall import RecallCallback
+from proxy_anchor.training.distributed import LeanDDP, SyncBatchNorms
 from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.optim import OptimizerSettings
-from proxy_anchor.training.recall_callback import RecallCallback
-from proxy_anchor.training.sync_batch_norm import SyncBatchNorms
 
 # Each: arguments of the network, loss, data, optimizer settings and trainer that differ from the plain run.
 RUNS: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import compile as module
+from proxy_anchor.training.callbacks.startup import Startup, check_compiled
 from proxy_anchor.training.compile import (
     CompiledNet,
     GradientCheck,
@@ -27,7 +28,6 @@ from proxy_anchor.training.compile import (
     remember_check,
 )
 from proxy_anchor.training.module import MetricLearner
-from proxy_anchor.training.startup import Startup, check_compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -81,7 +81,7 @@ def test_drop_path_passes_the_check_and_only_it_changes_the_compilers_random_num
         learner.compiled, trainer.datamodule = CompiledNet(learner.net), make_data()
         learner.train()
         assert {"fallback_random": drop_path > 0, **compiler_options()} == GIVEN
-        assert "is 1.0000" in check_compiled(trainer, learner)
+        assert "is 1.0000" in check_compiled(trainer, learner.net, learner.compiled, learner.loss)
 
 
 def test_the_check_leaves_statistics_and_random_numbers_alone(
@@ -94,7 +94,7 @@ def test_the_check_leaves_statistics_and_random_numbers_alone(
     learner.train()
     before = {name: buffer.clone() for name, buffer in learner.net.named_buffers()}
     state = torch.get_rng_state()
-    assert "is 1.0000" in check_compiled(trainer, learner)
+    assert "is 1.0000" in check_compiled(trainer, learner.net, learner.compiled, learner.loss)
     assert all(torch.equal(buffer, before[name]) for name, buffer in learner.net.named_buffers())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in learner.parameters())

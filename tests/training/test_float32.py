@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import TINY_GLYPHS, compose_train
+from commands import TINY_GLYPHS, compose_train
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import nn
 
-import entry
 from evaluate import evaluate
+from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.files import read_result
 from proxy_anchor.retrieval.search import full_precision
 from proxy_anchor.training.checkpoint import load_checkpoint
 from proxy_anchor.training.float32 import set_float32_precision
+from proxy_anchor.utils import read_result
 from train import train
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

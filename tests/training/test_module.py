@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
-from cli import TINY_GLYPHS, compose_train
+from commands import TINY_GLYPHS, compose_train
 from torch import Tensor
 from torch.utils.data import DataLoader
 

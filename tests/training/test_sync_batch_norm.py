@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from proxy_anchor import EmbeddingNet
-from proxy_anchor.training.sync_batch_norm import SyncBatchNorms
+from proxy_anchor.training.distributed import SyncBatchNorms
 
 
 # The first has plain layers, the second timm's with an activation inside, which torch's own conversion loses.

@@ -13,23 +13,21 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from proxy_anchor.data.colors import RandomColors
-from proxy_anchor.data.crops import CentralCrop, RandomCrops
-from proxy_anchor.data.device_loader import CroppedBatches, StoredBatches
-from proxy_anchor.data.images import ImageDataset, default_num_workers
-from proxy_anchor.data.pixels import (
+from proxy_anchor.data.augment import CentralCrop, RandomColors, RandomCrops
+from proxy_anchor.data.bad_images import ON_BAD_IMAGE
+from proxy_anchor.data.gpu_batches import CroppedBatches, StoredBatches
+from proxy_anchor.data.image_cache import (
     SHARED_MEMORY,
     Form,
-    Pixels,
     Shrunk,
     decode_to_device,
     decode_to_file,
     free_memory,
     kept_sizes,
 )
+from proxy_anchor.data.images import ImageDataset, Pixels, default_num_workers
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
-from proxy_anchor.data.unusable import ON_BAD_IMAGE
 from proxy_anchor.errors import UsageError, check_choice, check_int
 
 CROP_ON = ("auto", "cpu", "gpu")

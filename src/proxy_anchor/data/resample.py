@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from proxy_anchor.kernels import have_triton
+from proxy_anchor.utils import have_triton
 
 
 def resample(values: Tensor, windows: Tensor, side: int, targets: Tensor | None = None) -> Tensor:
@@ -42,7 +42,7 @@ def _resample_one_by_one(values: Tensor, windows: Tensor, side: int, targets: Te
         resized = F.resize(window, [full_h, full_w], antialias=True)[:, top : top + side, left : left + side]
         image.copy_(resized.flip(-1) if mirror else resized)
     if values.is_cuda:
-        # The card's JPEG decoder writes into memory that is free, also where this has yet to read it: see data/jpeg.py.
+        # The card's JPEG decoder writes into memory that is free, also where this has yet to read it: see inference/jpeg.py.
         torch.cuda.current_stream(values.device).synchronize()
     return out
 

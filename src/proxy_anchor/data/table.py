@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -162,3 +164,70 @@ def require_files(paths: Sequence[Path], what: str) -> None:
             f"{len(bad)} of {len(paths)} {what} images cannot be used: {shorten(bad)}. Restore or remove them "
             "(`python src/check.py` lists all); data.on_bad_image=skip trains without those that are trained on."
         )
+
+
+@dataclass(frozen=True)
+class ExpectedCounts:
+    """Images and classes of a benchmark's official class-disjoint protocol."""
+
+    train_classes: int
+    train: int
+    test_classes: int
+    query: int
+    gallery: int | None = None
+
+
+def require_counts(splits: Splits, expected: ExpectedCounts, *, allow_partial: bool, hint: str = "") -> Splits:
+    """The splits, if they hold exactly what the protocol says; otherwise UsageError with expected and found counts.
+
+    allow_partial: accept the difference and say so in the splits' notice, as long as both sides hold images.
+    hint: what the loader knows about the reason.
+    """
+    found = ExpectedCounts(
+        splits.train.num_classes,
+        len(splits.train),
+        splits.query.num_classes,
+        len(splits.query),
+        None if splits.gallery is None else len(splits.gallery),
+    )
+    if found == expected:
+        return splits
+    difference = f"expected {_describe(expected)}; found {_describe(found)}"
+    reason = f" ({hint})" if hint else ""
+    if not allow_partial or not len(splits.train) or not len(splits.query):
+        raise UsageError(
+            f"{splits.name} is not the whole benchmark: {difference}{reason}. Complete the download, or set "
+            "dataset.allow_partial=true for numbers that cannot be compared with the paper's."
+        )
+    notice = f"partial {splits.name}, not comparable with the paper: {difference}{reason}."
+    return replace(splits, notice=notice + (f" {splits.notice}" if splits.notice else ""))
+
+
+def _describe(counts: ExpectedCounts) -> str:
+    gallery = "" if counts.gallery is None else f" query + {counts.gallery:,} gallery"
+    return (
+        f"{counts.train:,} training images of {counts.train_classes:,} classes and "
+        f"{counts.query:,}{gallery} test images of {counts.test_classes:,} classes"
+    )
+
+
+def data_fingerprint(splits: Splits) -> dict[str, str]:
+    """{table: "N images of C classes, HASH"}; the hash is over names, labels and file sizes, not over the place or time."""
+    found = {}
+    for name, table in splits.tables.items():
+        digest = hashlib.sha256()
+        for path, label in zip(table.paths, table.labels.tolist(), strict=True):
+            size = os.stat(path).st_size if os.path.exists(path) else -1
+            digest.update(os.fsencode(f"{path.parent.name}/{path.name}") + f"\0{label} {size}\n".encode())
+        found[name] = f"{len(table)} images of {table.num_classes} classes, {digest.hexdigest()[:12]}"
+    return found
+
+
+def require_same_data(made: dict[str, str] | None, now: dict[str, str]) -> None:
+    """Raise UsageError that names the tables in which the images are others than those of the checkpoint."""
+    for name in now if made is not None else ():
+        if (before := (made or {}).get(name)) != now[name]:
+            raise UsageError(
+                f"the {name} images are not those that this run began with (then {before}; now {now[name]}): restore them, "
+                "or choose another run=NAME."
+            )

@@ -14,14 +14,13 @@ Python launches nine calls instead of about sixty. Tests hold both to the defini
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxy_anchor.errors import UsageError
-from proxy_anchor.kernels import have_triton
+from proxy_anchor.losses.precision import autocast_off, refuse_second_derivative
+from proxy_anchor.utils import have_triton
 
 # Similarities per chunk: 16 MiB in float32, which stays in a GPU's cache and is worth a kernel launch.
 CHUNK_ELEMENTS = 2**22
@@ -61,22 +60,6 @@ def class_block_loss(
         return (fused or _ClassBlockLoss).apply(
             embeddings, proxies, labels, alpha, delta, num_classes, num_present, differentiate
         )
-
-
-def autocast_off(device_type: str) -> AbstractContextManager[Any]:
-    """Matrix products in the precision of their factors; costs next to nothing where autocast is off anyway."""
-    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
-
-
-def refuse_second_derivative() -> NoReturn:
-    """Raise UsageError for create_graph=True.
-
-    Not `once_differentiable`: it returns a constant where a gradient penalty would go on to differentiate.
-    """
-    raise UsageError(
-        "the Proxy-Anchor loss gives first derivatives only, received create_graph=True; for second ones, call "
-        "proxy_anchor_loss(unit_length(embeddings) @ unit_length(proxies).T, labels, alpha, delta)."
-    )
 
 
 def _fits_the_kernels(embeddings: Tensor, proxies: Tensor, labels: Tensor, num_present: Tensor | None) -> bool:

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from proxy_anchor.losses.class_block import autocast_off, refuse_second_derivative
+from proxy_anchor.losses.precision import autocast_off, refuse_second_derivative
 
 # Numbers per program, where one row has no more: 16 per thread of 4 warps.
 _TILE = 2048

@@ -27,7 +27,7 @@ _ROWS_PER_DRAW = 4096  # proxies drawn at a time, each such block from a seed of
 class ShardedProxyAnchorLoss(ProxyAnchorLoss):
     """`ProxyAnchorLoss` over all processes of the default group: the same value and gradients, a W-th of the memory.
 
-    Every process calls it with the whole batch (see `training.gather.gather_batch`) and gets the whole loss. The gradient of
+    Every process calls it with the whole batch (see `training.distributed.gather_batch`) and gets the whole loss. The gradient of
     the embeddings is that of the whole loss, on every process; that of `proxies` is complete too, and no other process
     has it: DDP must not average it (`ignored_by_ddp`; `MetricLearner` sees to it).
 

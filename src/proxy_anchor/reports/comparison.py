@@ -12,8 +12,8 @@ from typing import Any
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.curves import recall_curves, save_figure
-from proxy_anchor.reports.files import RESULT_FILE, read_result
 from proxy_anchor.reports.tables import format_table
+from proxy_anchor.utils import RESULT_FILE, read_result
 
 Result = dict[str, Any]
 TABLE = "comparison"

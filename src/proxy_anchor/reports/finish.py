@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from proxy_anchor.data.datamodule import ImageDataModule
-from proxy_anchor.reports.files import RESULT_FILE, write_json
 from proxy_anchor.reports.gallery import retrieval_gallery
 from proxy_anchor.reports.model_card import write_model_card
 from proxy_anchor.reports.run import summary
 from proxy_anchor.reports.run_page import write_run_page
+from proxy_anchor.utils import RESULT_FILE, write_json
 
 
 def finish_run(

@@ -8,8 +8,8 @@ from typing import Any
 
 import timm
 
-from proxy_anchor.data.colors import described_colors
-from proxy_anchor.reports.files import write_text
+from proxy_anchor.data.augment import described_colors
+from proxy_anchor.utils import write_text
 
 # What the publishers say of their images, in our words; the terms at the source count.
 _DATA_TERMS = {

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from proxy_anchor.reports.comparison import Spread
-from proxy_anchor.reports.files import write_text
 from proxy_anchor.reports.paper import PaperResult, paper_results
 from proxy_anchor.reports.runs import (
     Run,
@@ -30,6 +29,7 @@ from proxy_anchor.reports.runs import (
     told_apart,
 )
 from proxy_anchor.reports.tables import format_table
+from proxy_anchor.utils import write_text
 
 MAIN_TABLES = {
     "cub": "tab:eval_cub_cars",

@@ -14,13 +14,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
-from proxy_anchor.data.images import read_rgb
-from proxy_anchor.data.inputs import make_thumbnail
+from proxy_anchor.data.images import make_thumbnail, read_rgb
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
-from proxy_anchor.reports.files import write_text
 from proxy_anchor.reports.gallery import HIT, MISS, choose_queries, nearest_images, retrieval_gallery
 from proxy_anchor.retrieval.search import normalise, row_chunks, similarity_chunk
+from proxy_anchor.utils import write_text
 
 _THUMBNAIL_PX = 96
 

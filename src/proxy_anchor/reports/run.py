@@ -12,11 +12,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from proxy_anchor.data.bad_images import BAD_IMAGES_FILE
 from proxy_anchor.data.datamodule import ImageDataModule
-from proxy_anchor.data.unusable import BAD_IMAGES_FILE
 from proxy_anchor.errors import UsageError
-from proxy_anchor.training.memory import PeakMemory, peak_memory
-from proxy_anchor.training.recall_callback import RecallCallback, format_recall
+from proxy_anchor.training.callbacks.memory import PeakMemory, peak_memory
+from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
 
 _SELECTED_ON = {
     "test": "the test classes, as in the paper",

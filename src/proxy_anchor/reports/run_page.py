@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from proxy_anchor.reports.curves import recall_curves
-from proxy_anchor.reports.files import write_text
+from proxy_anchor.utils import write_text
 
 PAGE_FILE = "index.html"
 

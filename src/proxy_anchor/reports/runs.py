@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.files import RESULT_FILE, read_result
+from proxy_anchor.utils import RESULT_FILE, read_result
 
 CONFIG_FILE = "config.yaml"
 BENCHMARKS = ("cub", "cars", "sop", "inshop")  # of which every copy has the same images: their number is checked

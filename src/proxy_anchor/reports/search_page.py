@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from proxy_anchor.data.inputs import ImageInput, make_thumbnail, open_input
-from proxy_anchor.reports.files import write_text
-from proxy_anchor.retrieval.retriever import Hit, Retriever, vote
+from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input
+from proxy_anchor.inference.retriever import Hit, Retriever, vote
+from proxy_anchor.utils import write_text
 
 _STYLE = """
 body { font: 14px/1.4 sans-serif; margin: 1.5em; color: #222; background: #fff; }

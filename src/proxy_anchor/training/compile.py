@@ -16,7 +16,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.files import write_json
+from proxy_anchor.utils import write_json
 
 # From here on compiling for evaluation too pays: 8 to 20 s more at the start, 20 us less per image (docs/speed.md).
 MANY_IMAGES = 1_000_000

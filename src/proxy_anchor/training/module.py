@@ -17,8 +17,8 @@ from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.losses.sharded import ignored_by_ddp
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.compile import CompiledNet
-from proxy_anchor.training.gather import gather_batch
-from proxy_anchor.training.guard import FiniteGuard
+from proxy_anchor.training.distributed import gather_batch
+from proxy_anchor.training.finite import FiniteGuard
 from proxy_anchor.training.optim import (
     OptimizerSettings,
     describe_groups,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy_anchor.errors import FolderTaken
-from proxy_anchor.training.processes import one_of_several
+from proxy_anchor.utils import one_of_several
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -1,0 +1,1 @@
+"""Hydra's side: configuration, checks, one-line errors. The only room that sees the config."""

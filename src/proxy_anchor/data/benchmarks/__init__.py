@@ -1,0 +1,1 @@
+"""One loader per benchmark: a function from a folder to tables."""

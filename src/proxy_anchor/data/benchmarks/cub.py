@@ -1,0 +1,62 @@
+"""CUB-200-2011 (Wah et al. 2011), class-disjoint: classes 1-100 train, 101-200 are searched.
+
+Built from the class ids of its list files. The image split that ships with it (train_test_split.txt, 5,994 / 5,794)
+shares its classes between both parts and is never read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proxy_anchor.data.benchmarks.lists import (
+    as_int,
+    find_below,
+    present_rows,
+    read_columns,
+    require_below,
+    require_folder,
+)
+from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_counts
+from proxy_anchor.errors import UsageError
+
+EXPECTED = ExpectedCounts(train_classes=100, train=5864, test_classes=100, query=5924)
+KNOWN_TOTALS = {
+    5994: "it looks like the training part of the image split that ships with CUB",
+    5794: "it looks like the test part of the image split that ships with CUB",
+    6033: "it looks like the birds of 2010 (CUB-200), another set",
+}
+_LAST_TRAIN_CLASS = 100
+
+
+def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
+    """CUB-200-2011 below `root`: images.txt, image_class_labels.txt and images/, as in the archive CUB_200_2011.tgz.
+
+    allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    verify_files: False also lists images that are missing or empty, for src/check.py.
+    Raises UsageError when files are missing or damaged, or counts differ.
+    """
+    root = require_folder(root, "CUB-200-2011")
+    if find_below(root, "images.txt") is None and find_below(root, "lists/files.txt") is not None:
+        raise UsageError(f"dataset.root={root} holds the birds of 2010 (CUB-200, 6,033 images): fetch CUB-200-2011.")
+    names_file = require_below(root, "CUB-200-2011", "images.txt")
+    # What stands beside the list belongs to it; another copy may lie around.
+    labels_file, images = (
+        find_below(names_file.parent, name) or require_below(root, "CUB-200-2011", name)
+        for name in ("image_class_labels.txt", "images")
+    )
+    labels: dict[str, int] = {}
+    for place, (image, label) in read_columns(labels_file, 2):
+        if labels.setdefault(image, as_int(label, place)) != int(label):
+            raise UsageError(f"{place}: image {image} has a second class; the file is damaged, fetch it again.")
+    rows = []
+    for place, (image, name) in read_columns(names_file, 2):
+        if image not in labels:
+            raise UsageError(
+                f"{place}: {labels_file} has no class for image {image} ({name}): take both lists from one archive."
+            )
+        rows.append((images / name, labels[image]))
+    rows, note = present_rows(rows, "CUB-200-2011", allow_partial=allow_partial, verify_files=verify_files)
+    [train] = make_tables((path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS)
+    [query] = make_tables((path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS)
+    hint = note or KNOWN_TOTALS.get(len(rows), "")
+    return require_counts(Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, hint=hint)

@@ -1,0 +1,1 @@
+"""A trained network in use: checkpoint, embedder, index, retriever, export, search page."""

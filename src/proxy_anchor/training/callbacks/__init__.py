@@ -1,0 +1,1 @@
+"""Callbacks: recall, checkpoints, health, memory, start-up, progress."""

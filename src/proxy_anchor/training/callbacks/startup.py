@@ -1,0 +1,79 @@
+"""What happens between the command and the first step, and how long it takes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytorch_lightning as pl
+import torch
+
+from proxy_anchor.errors import AgreedError, UsageError
+from proxy_anchor.training.compile import check_file, check_gradients, recall_check, remember_check, run_once
+from proxy_anchor.training.distributed import gather_objects
+
+if TYPE_CHECKING:
+    from proxy_anchor.training.module import MetricLearner
+
+
+class Startup(pl.Callback):
+    """Checks a compiled network before the first step and keeps the time until then.
+
+    Args:
+        started: `time.monotonic()` when the command began.
+
+    Attributes:
+        seconds: from then to the first step, and "compilation" alone: {"total": ..., "compilation": ...}.
+    """
+
+    def __init__(self, started: float) -> None:
+        self.started = started
+        self.seconds = {"total": 0.0, "compilation": 0.0}  # stays so where no step was left to take
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
+        """Compile and compare; stop the clock."""
+        start = time.monotonic()
+        if pl_module.compiled is not None:
+            pl_module.print(
+                f"compiled network: {check_compiled(trainer, pl_module.net, pl_module.compiled, pl_module.loss)}",
+                flush=True,
+            )
+        now = time.monotonic()
+        self.seconds = {"total": now - self.started, "compilation": now - start}
+
+
+def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
+    """Compile the network on the first training batch and check its gradient, unless an earlier start did.
+
+    Returns what was found, in words. Raises UsageError when the compiled network is wrong.
+    """
+    assert learner.compiled is not None
+    with torch.random.fork_rng([learner.device] if learner.device.type == "cuda" else []):  # a DataLoader draws a seed
+        images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
+    images, labels = images.to(learner.device), labels.to(learner.device)
+    precision = trainer.precision_plugin.train_step_context
+    file = check_file(learner.net, images.shape, str(trainer.precision), learner.device)
+    check = recall_check(file)
+    # Synchronised batch norm has all ranks compute together, so all check or none does.
+    if all(each is not None for each in gather_objects(check)):
+        assert check is not None
+        run_once(learner.net, learner.compiled, images, precision)
+        when = "checked at an earlier start; its"
+    else:
+        wrong: UsageError | None = None
+        try:
+            check = check_gradients(learner.net, learner.compiled, learner.loss, images, labels, precision)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        except UsageError as error:
+            wrong = error
+        if told := [each for each in gather_objects(wrong and str(wrong)) if each]:
+            raise wrong or AgreedError(told[0])
+        if check is None:
+            return "not checked: the plain float32 network of this batch does not fit in the GPU's memory"
+        remember_check(file, check)
+        when = "its"
+    return (
+        f"{when} gradient's cosine with the plain float32 network's is {check.compiled:.4f} "
+        f"(the plain network's in this precision {check.plain:.4f})"
+    )

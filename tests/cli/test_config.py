@@ -1,0 +1,116 @@
+"""From the config to whether the network is compiled and to the strategy of several processes."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from commands import compose_train
+from omegaconf import open_dict
+
+from proxy_anchor.cli import config
+from proxy_anchor.errors import UsageError
+from proxy_anchor.training import compile
+from proxy_anchor.training.distributed import LeanDDP
+
+COMPILED = ("backbone=test_efficientnet", "backbone.pretrained=false", "compile=true", "data.batch_size=8")
+
+
+class Net:
+    """Stands for a network whose check is, or is not, in the compiler's cache."""
+
+    def train(self) -> Net:
+        return self
+
+
+def test_auto_compiles_long_runs_and_networks_that_an_earlier_run_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    cfg = compose_train(*COMPILED, "compile=auto", "trainer.max_epochs=10", "trainer.accelerator=cpu")
+    asked: list[tuple] = []
+    monkeypatch.setattr(compile, "check_file", lambda *given: asked.append(given[1:3]) or tmp_path / "check.json")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    decide = functools.partial(config.whether_to_compile, cfg, Net())
+    assert decide(50_000, None) is True
+    assert asked == []
+    assert capsys.readouterr().out == ""
+    assert decide(49_999, None) is False
+    assert "499,990 training images" in capsys.readouterr().out
+    assert asked == [((8, 3, 48, 48), "32-true")]
+    compile.remember_check(tmp_path / "check.json", compile.GradientCheck(0.9, 0.9))
+    assert decide(49_999, None) is True
+    monkeypatch.setenv("LOCAL_RANK", "0")  # ranks may see different caches
+    assert decide(49_999, None) is False
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert decide(49_999, None) is False
+    # A run that goes on stays as it began.
+    for began in (True, False):
+        assert decide(1_000_000, SimpleNamespace(metadata={"config": {"compile": began}})) is began
+    for given in (True, False):
+        cfg.compile = given
+        assert decide(1, None) is given
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "ours"),
+    [
+        ({}, {}, False),
+        ({}, {"devices": 2}, False),  # this process starts the others
+        ({"LOCAL_RANK": "0"}, {"devices": 2}, True),
+        ({"LOCAL_RANK": "0"}, {"num_nodes": 2}, True),
+        ({"LOCAL_RANK": "0"}, {}, False),  # torchrun, with one process
+        ({"SLURM_STEP_NUM_TASKS": "2"}, {"devices": 2}, True),
+        ({}, {"strategy": "ddp"}, True),
+        ({"LOCAL_RANK": "0"}, {"devices": 2, "strategy": "ddp_find_unused_parameters_true"}, False),
+    ],
+)
+def test_several_processes_train_with_this_packages_form_of_ddp(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], given: dict[str, object], ours: bool
+) -> None:
+    for name in ("LOCAL_RANK", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    cfg = compose_train()
+    with open_dict(cfg):
+        cfg.trainer.update(given)
+    found = config.strategy(cfg)
+    assert type(found) is LeanDDP if ours else found == cfg.trainer.strategy
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda"])
+def test_a_gpu_that_is_not_there_is_said_with_the_repair(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    cfg = compose_train(*COMPILED, "batch_norm=train", f"trainer.accelerator={name}")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config.check_config(cfg)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=f"trainer.accelerator={name}: .* no GPU .*Set trainer.accelerator=cpu"):
+        config.check_config(cfg)
+
+
+def test_the_former_name_of_crop_on_is_taken_and_said_once(capsys: pytest.CaptureFixture) -> None:
+    cfg = compose_train(*COMPILED, "batch_norm=train", "data.decode=cpu")
+    config.check_config(cfg)
+    assert (cfg.data.crop_on, "decode" in cfg.data) == ("cpu", False)
+    assert capsys.readouterr().out == (
+        "data.decode=cpu is now data.crop_on=cpu: it says where images are cropped; worker processes decode them.\n"
+    )
+    config.check_config(cfg)  # as each process of several does
+    new = compose_train(*COMPILED, "batch_norm=train", "data.crop_on=cpu")
+    config.check_config(new)
+    assert new == cfg
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UsageError, match=r"^data\.decode=cpu and data\.crop_on=gpu: .*leave it out"):
+        config.check_config(compose_train(*COMPILED, "data.decode=cpu", "data.crop_on=gpu"))
+    with pytest.raises(UsageError, match=r"^data\.crop_on=fast is not known"):
+        config.check_config(compose_train(*COMPILED, "batch_norm=train", "data.decode=fast"))
+
+
+def test_an_unknown_float32_precision_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^float32_precision=high is not known; choose one of: tf32, ieee"):
+        config.check_config(compose_train(*COMPILED, "batch_norm=train", "float32_precision=high"))

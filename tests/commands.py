@@ -1,0 +1,93 @@
+"""Run the entry points as a user does: as commands, from a folder of the user's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from warm_python import WarmPython
+
+from proxy_anchor.cli import main as entry
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHARED = REPOSITORY.parent / "shared"
+
+# A data set and a network that take a second: 8 + 8 classes of 8 images.
+TINY_GLYPHS = [
+    "dataset.load.train_classes=8",
+    "dataset.load.test_classes=8",
+    "dataset.load.images_per_class=8",
+    "data.batch_size=16",
+    "data.num_workers=0",
+    "embedding_dim=16",
+    "trainer.max_epochs=1",
+]
+
+# A folder of pictures of one's own, on the CPU; dataset.root is missing.
+TINY_FOLDER = [
+    "dataset=folder",
+    "dataset.images.crop=32",
+    "dataset.images.resize=36",
+    "backbone=test_resnet",
+    "backbone.pretrained=false",
+    "batch_norm=train",
+    "optimizer.warmup_epochs=0",
+    "embedding_dim=8",
+    "data.batch_size=8",
+    "data.num_workers=0",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "logger=csv",
+]
+
+
+WARM = WarmPython()
+
+
+def run_entry(
+    script: str, *arguments: str, cwd: Path, timeout_s: float = 300, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """`python src/SCRIPT ARGUMENTS` with captured output; no accidental use of a local HYDRA or DEBUG setting.
+
+    fresh: in a process that shares nothing with others, which takes seconds longer; otherwise see WarmPython.
+    """
+    environment = {key: value for key, value in os.environ.items() if key not in ("DEBUG", "HYDRA_FULL_ERROR")}
+    command = [str(REPOSITORY / "src" / script), *arguments]
+    if not fresh and WARM.fits(environment):
+        return WARM.run(command, cwd=cwd, env=environment, timeout_s=timeout_s)
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def run_ok(script: str, *arguments: str, cwd: Path) -> str:
+    """The command's standard output; its errors in the assertion when it fails."""
+    done = run_entry(script, *arguments, cwd=cwd)
+    assert done.returncode == 0, f"{script} {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def trained_beside_pictures(folder: Path, run: str) -> Path:
+    """Make `folder` a user's: a run of this name, and my_pictures, 8 classes that it searched. Returns the data set's folder."""
+    run_ok("train.py", f"run={run}", *TINY_GLYPHS, cwd=folder)
+    [glyphs] = (folder / "data" / "glyphs").glob("glyphs-*")
+    shutil.copytree(glyphs / "test", folder / "my_pictures")
+    return glyphs
+
+
+def compose_train(*overrides: str, with_hydra: bool = False) -> DictConfig:
+    """The config that `python src/train.py OVERRIDES` runs with, in this process."""
+    entry.register_plugins()
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        return compose("train", list(overrides), return_hydra_config=with_hydra)

@@ -1,0 +1,273 @@
+"""All loaders on look-alikes of every layout: splits, labels, counts, and what broken copies say."""
+
+from collections import Counter
+
+import lookalikes as look
+import numpy as np
+import pytest
+
+from proxy_anchor.data.benchmarks import cars, cub, inshop, sop
+from proxy_anchor.data.benchmarks.cars import load_cars
+from proxy_anchor.data.benchmarks.cub import load_cub
+from proxy_anchor.data.benchmarks.inshop import load_inshop
+from proxy_anchor.data.benchmarks.sop import load_sop
+from proxy_anchor.data.folder import load_folder
+from proxy_anchor.data.images import read_rgb
+from proxy_anchor.data.table import ExpectedCounts, ImageTable
+from proxy_anchor.errors import UsageError
+
+PROTOCOL = {
+    cub: ExpectedCounts(train_classes=100, train=5864, test_classes=100, query=5924),
+    cars: ExpectedCounts(train_classes=98, train=8054, test_classes=98, query=8131),
+    sop: ExpectedCounts(train_classes=11318, train=59551, test_classes=11316, query=60502),
+    inshop: ExpectedCounts(train_classes=3997, train=25882, test_classes=3985, query=14218, gallery=12612),
+}
+SMALL = ExpectedCounts(train_classes=4, train=12, test_classes=4, query=10)
+SMALL_INSHOP = ExpectedCounts(train_classes=4, train=12, test_classes=4, query=6, gallery=5)
+
+# name: (module, loader, writer, its arguments, training images per class, test images per class)
+LAYOUTS = {
+    "cub": (cub, load_cub, look.make_cub, {}, look.CUB_TRAIN, look.CUB_TEST),
+    "cub flat": (cub, load_cub, look.make_cub, {"folder": ""}, look.CUB_TRAIN, look.CUB_TEST),
+    "cub doubled": (
+        cub,
+        load_cub,
+        look.make_cub,
+        {"folder": "CUB_200_2011/CUB_200_2011"},
+        look.CUB_TRAIN,
+        look.CUB_TEST,
+    ),
+    "cars joint": (cars, load_cars, look.make_cars_joint, {}, look.CARS_TRAIN, look.CARS_TEST),
+    "cars joint doubled": (
+        cars,
+        load_cars,
+        look.make_cars_joint,
+        {"folder": "car_ims/car_ims"},
+        look.CARS_TRAIN,
+        look.CARS_TEST,
+    ),
+    "cars two": (cars, load_cars, look.make_cars_two_folders, {}, look.CARS_TRAIN, look.CARS_TEST),
+    "cars two doubled": (
+        cars,
+        load_cars,
+        look.make_cars_two_folders,
+        {"doubled": True},
+        look.CARS_TRAIN,
+        look.CARS_TEST,
+    ),
+    "sop": (sop, load_sop, look.make_sop, {}, look.SOP_TRAIN, look.SOP_TEST),
+    "sop flat": (sop, load_sop, look.make_sop, {"folder": ""}, look.SOP_TRAIN, look.SOP_TEST),
+}
+LOADERS = {
+    "cub": (cub, load_cub, look.make_cub),
+    "cars": (cars, load_cars, look.make_cars_two_folders),
+    "sop": (sop, load_sop, look.make_sop),
+    "inshop": (inshop, load_inshop, look.make_inshop),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """The look-alikes count as whole; the protocol's own numbers are tested apart."""
+    for module in (cub, cars, sop):
+        monkeypatch.setattr(module, "EXPECTED", SMALL)
+    monkeypatch.setattr(inshop, "EXPECTED", SMALL_INSHOP)
+
+
+def refused(load, root, **named) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(root, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def per_class(table: ImageTable) -> dict[str, int]:
+    return dict(Counter(table.classes[label] for label in table.labels.tolist()))
+
+
+def as_text(counts: dict[int, int]) -> dict[str, int]:
+    return {str(label): count for label, count in counts.items()}
+
+
+def test_the_protocols_counts(monkeypatch):
+    monkeypatch.undo()
+    assert {module: module.EXPECTED for module in PROTOCOL} == PROTOCOL
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_self_search_layouts(name, tmp_path):
+    _, load, make, named, train, test = LAYOUTS[name]
+    splits = load(make(tmp_path, **named))
+    assert per_class(splits.train) == as_text(train)
+    assert per_class(splits.query) == as_text(test)
+    assert splits.gallery is None
+    assert splits.notice == ""
+    assert splits.shared_classes == []
+    assert splits.train.classes == tuple(map(str, train))  # natural order, ids with gaps
+    assert set(splits.train.labels.tolist()) == {0, 1, 2, 3}
+    paths = splits.train.paths + splits.query.paths
+    assert len(set(paths)) == 22
+    assert not any(path.name.startswith(".") or "__MACOSX" in path.parts for path in paths)
+    assert {read_rgb(path).mode for path in paths} == {"RGB"}
+
+
+def test_cub_joins_its_lists_by_image_id(tmp_path):
+    splits = load_cub(look.make_cub(tmp_path))
+    for table in splits.tables.values():
+        for path, label in zip(table.paths, table.labels.tolist(), strict=True):
+            assert path.parent.name == f"{int(table.classes[label]):03d}.Bird_{table.classes[label]}"
+
+
+def test_cub_takes_what_stands_beside_the_list(tmp_path):
+    (look.make_cub(tmp_path) / "images").mkdir()  # some other folder of this name
+    assert "CUB_200_2011" in load_cub(tmp_path).train.paths[0].parts
+
+
+@pytest.mark.parametrize("doubled", [False, True])
+def test_two_cars_folders_are_joined_with_their_own_annotations(tmp_path, doubled):
+    splits = load_cars(look.make_cars_two_folders(tmp_path, doubled=doubled))
+    labels = look._labels(look.CARS_TRAIN, look.CARS_TEST)
+    expected = {
+        (part, f"{number:05d}.jpg"): str(label)
+        for part, chosen in (("cars_train", labels[0::2]), ("cars_test", labels[1::2]))
+        for number, label in enumerate(chosen, start=1)
+    }
+    found = {
+        (path.parent.name, path.name): table.classes[label]
+        for table in splits.tables.values()
+        for path, label in zip(table.paths, table.labels.tolist(), strict=True)
+    }
+    assert found == expected
+
+
+@pytest.mark.parametrize("lists", ["Eval", "Anno", ""])
+@pytest.mark.parametrize("images", ["img", "Img/img", "img_highres", "Img/img_highres", "img/img"])
+def test_inshop_layouts(tmp_path, images, lists):
+    splits = load_inshop(look.make_inshop(tmp_path, images=images, lists=lists))
+    assert {name: per_class(table) for name, table in splits.tables.items()} == look.INSHOP
+    assert splits.notice == f"images from {images}/"
+    assert splits.query.classes == splits.gallery.classes  # one label map over both
+    assert splits.query.classes == ("id_00000001", "id_00000004", "id_00000009", "id_00007982")
+    alone = set(splits.query.labels.tolist()) - set(splits.gallery.labels.tolist())
+    assert [splits.query.classes[label] for label in alone] == ["id_00000009"]
+    assert {read_rgb(path).mode for path in splits.query.paths} == {"RGB"}
+
+
+def test_inshop_copies_inside_one_folder(tmp_path):
+    look.make_inshop(tmp_path / "In-shop", images="Img/img")
+    splits = load_inshop(tmp_path)
+    assert splits.notice == "images from In-shop/Img/img/"
+    assert len(splits.train) == 12
+
+
+def test_inshop_says_the_image_folder_also_of_a_partial_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(inshop, "EXPECTED", PROTOCOL[inshop])
+    notice = load_inshop(look.make_inshop(tmp_path, images="Img/img"), allow_partial=True).notice
+    assert notice.startswith("partial inshop, not comparable")
+    assert notice.endswith("images from Img/img/")
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_difference_says_expected_and_found(name, tmp_path, monkeypatch):
+    module, load, make = LOADERS[name]
+    monkeypatch.setattr(module, "EXPECTED", PROTOCOL[module])
+    message = refused(load, make(tmp_path))
+    assert f"expected {PROTOCOL[module].train:,} training images of {PROTOCOL[module].train_classes:,} cl" in message
+    assert "found 12 training images of 4 classes" in message
+    assert "dataset.allow_partial=true" in message
+    assert load(tmp_path, allow_partial=True).notice.startswith(f"partial {name}, not comparable with the paper")
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_missing_and_empty_images_look_like_a_partial_download(name, tmp_path):
+    _, load, make = LOADERS[name]
+    whole = load(make(tmp_path))
+    gone, empty = whole.train.paths[0], whole.train.paths[3]
+    gone.unlink()
+    empty.write_bytes(b"")
+    message = refused(load, tmp_path)
+    assert "it looks like a partial download" in message
+    assert f"{gone} (missing), {empty} (empty)" in message
+    partial = load(tmp_path, allow_partial=True)
+    assert len(partial.train) == len(whole.train) - 2
+    assert "2 listed images are missing or empty" in partial.notice
+    listed = load(tmp_path, verify_files=False)
+    assert listed.train.paths == whole.train.paths
+
+
+def test_a_folder_lists_empty_images_when_asked(tmp_path):
+    look.make_folder(tmp_path)
+    (tmp_path / "class 1" / "0.jpg").write_bytes(b"")
+    assert "0.jpg (empty)" in refused(load_folder, tmp_path)
+    splits = load_folder(tmp_path, verify_files=False)
+    assert tmp_path / "class 1" / "0.jpg" in splits.train.paths + splits.query.paths
+
+
+@pytest.mark.parametrize(
+    ("module", "load", "make", "text"),
+    [
+        (cub, load_cub, look.make_cub, "the training part of the image split that ships with CUB"),
+        (cars, load_cars, look.make_cars_joint, "cars_train alone, the training part of the image split"),
+    ],
+)
+def test_the_image_split_is_recognised(module, load, make, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "EXPECTED", PROTOCOL[module])
+    [number] = [number for number, hint in module.KNOWN_TOTALS.items() if text in hint]
+    assert number in (5994, 8144)
+    monkeypatch.setattr(module, "KNOWN_TOTALS", {22: module.KNOWN_TOTALS[number]})  # as many as the look-alike has
+    assert text in refused(load, make(tmp_path))
+
+
+def test_the_birds_of_2010_are_recognised(tmp_path):
+    assert "birds of 2010" in cub.KNOWN_TOTALS[6033]
+    look.write_list(tmp_path / "lists" / "files.txt", ["001.Black_footed_Albatross/a.jpg"])
+    (tmp_path / "images").mkdir()
+    assert "holds the birds of 2010 (CUB-200, 6,033 images): fetch CUB-200-2011" in refused(load_cub, tmp_path)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_an_empty_folder_says_what_is_wanted(name, tmp_path):
+    _, load, _ = LOADERS[name]
+    assert f"dataset.root={tmp_path} does not hold" in refused(load, tmp_path)
+    assert "is not a folder" in refused(load, tmp_path / "nothing")
+
+
+DAMAGED = {  # file, line to replace, new text, place and complaint
+    "cub columns": ("cub", "CUB_200_2011/images.txt", "7 a.jpg 3", "expected 2 columns, found 3"),
+    "cub label": ("cub", "CUB_200_2011/image_class_labels.txt", "7 x", "'x' is no class id"),
+    "cub zero": ("cub", "CUB_200_2011/image_class_labels.txt", "7 0", "'0' is no class id"),
+    "cub twice": ("cub", "CUB_200_2011/image_class_labels.txt", "64 3", "image 64 has a second class"),
+    "cub unknown": ("cub", "CUB_200_2011/images.txt", "5 a.jpg", "has no class for image 5 (a.jpg)"),
+    "sop columns": ("sop", "Stanford_Online_Products/Ebay_train.txt", "1 2 3", "expected 4 columns, found 3"),
+    "inshop columns": ("inshop", "Eval/list_eval_partition.txt", "img/a.jpg id_1", "expected 3 columns, found 2"),
+    "inshop status": ("inshop", "Eval/list_eval_partition.txt", "img/a.jpg id_1 test", "status 'test' is not known"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_row_is_named_by_its_line(what, tmp_path):
+    name, file, text, complaint = DAMAGED[what]
+    _, load, make = LOADERS[name]
+    path = make(tmp_path) / file
+    lines = path.read_bytes().decode("utf-8-sig").splitlines()
+    number = next(index for index, line in enumerate(lines) if index > 6 and line.strip())
+    path.write_text("\n".join([*lines[:number], text, *lines[number + 1 :]]))
+    message = refused(load, tmp_path)
+    assert message.startswith(f"{path}, line {number + 1}: ")
+    assert complaint in message
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("cub", "CUB_200_2011/images.txt"),
+        ("sop", "Stanford_Online_Products/Ebay_test.txt"),
+        ("inshop", "Eval/list_eval_partition.txt"),
+    ],
+)
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00a\x00b", np.arange(200, 250, dtype=np.uint8).tobytes()])
+def test_a_list_that_is_no_text_is_named(name, file, content, tmp_path):
+    _, load, make = LOADERS[name]
+    path = make(tmp_path) / file
+    path.write_bytes(content)
+    assert refused(load, tmp_path).startswith(f"list file {path} cannot be read")

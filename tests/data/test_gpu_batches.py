@@ -1,0 +1,285 @@
+"""Batches from decoded pixels equal those that worker processes make: order, boxes, and pixels to one level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from PIL import Image
+from processes import run_interpreted
+from torch import Tensor
+
+from proxy_anchor.data.augment import CentralCrop, RandomCrops
+from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.data.gpu_batches import CroppedBatches, StoredBatches
+from proxy_anchor.data.image_cache import Shrunk, decode_to_device, kept_sizes
+from proxy_anchor.data.images import ImageDataset
+from proxy_anchor.data.resample import resample
+from proxy_anchor.data.sampling import ShuffledBatches
+from proxy_anchor.data.table import ImageTable, Splits, make_tables
+from proxy_anchor.errors import UsageError
+
+CPU = torch.device("cpu")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def photograph(width: int, height: int, seed: int) -> Image.Image:
+    """Noise over several scales: edges and gradients, as photographs have them."""
+    random = np.random.default_rng(seed)
+    pixels = np.zeros((height, width, 3))
+    for side in (2, 8, 32):
+        noise = random.integers(0, 256, (side, side, 3), dtype=np.uint8)
+        pixels += np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)) / 3
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ImageTable:
+    rows = []
+    for number in range(12):
+        file = tmp_path / f"{number}.png"
+        photograph(20 + 9 * number, 110 - 7 * number, number).save(file)
+        rows.append((file, str(number % 3)))
+    return make_tables(rows)[0]
+
+
+def test_resampling_is_pillows_to_one_level() -> None:
+    image = photograph(90, 70, 0)
+    values = torch.from_numpy(np.array(image).reshape(-1))
+    boxes = [(0, 0, 70, 90, 0), (3, 5, 10, 12, 1), (60, 80, 10, 10, 0), (0, 0, 1, 1, 0), (0, 40, 70, 2, 1)]
+    windows = torch.tensor([[3 * (90 * top + left), 90, h, w, m] for top, left, h, w, m in boxes])
+    for side in (1, 7, 32, 100):
+        out = resample(values, windows, side)
+        assert out.dtype == torch.uint8
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        for made, (top, left, height, width, mirror) in zip(out, boxes, strict=True):
+            part = image.crop((left, top, left + width, top + height)).resize((side, side), Image.Resampling.BILINEAR)
+            expected = torch.from_numpy(np.array(part)).permute(2, 0, 1)
+            expected = expected.flip(-1) if mirror else expected
+            assert (made.int() - expected.int()).abs().max() <= 1
+
+
+_INTERPRETED = """
+import sys
+import numpy as np, torch
+from proxy_anchor.data.resample import _resample_one_by_one
+from proxy_anchor.data.resample_kernel import resample_kernel
+cases, side = torch.load(sys.argv[1])
+for values, windows, places in cases:
+    out = torch.empty(len(windows), side, side, 3, dtype=torch.uint8)
+    placed = places is not None
+    table = places if placed else windows
+    resample_kernel[(len(windows), -(-side * side // 256))](values, windows, table, out, side, placed, 256)
+    difference = (out.permute(0, 3, 1, 2).int() - _resample_one_by_one(values, windows, side, places).int()).abs()
+    print(int(difference.max()), float((difference > 0).float().mean()))
+"""
+
+
+def test_the_kernel_in_tritons_interpreter_equals_torchvision_to_one_level(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("a card runs the kernel itself, below")
+    images = [photograph(width, height, width) for width, height in [(90, 70), (120, 33), (31, 64)]]
+    values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
+    cases = [(values, _windows(images, RandomCrops(24), 6), None), _placed(images, 24, 6)]
+    torch.save((cases, 24), tmp_path / "case.pt")
+    lines = run_interpreted("-c", _INTERPRETED, tmp_path / "case.pt", timeout_s=120).splitlines()
+    for line in lines:
+        most, share = map(float, line.split())
+        assert most <= 1
+        assert share < 0.25
+    assert len(lines) == 2
+
+
+def _windows(images: list[Image.Image], crops: RandomCrops, count: int) -> Tensor:
+    """(count, 5): random windows of images that lie behind one another."""
+    sizes = np.array([(image.height, image.width) for image in images])
+    starts = 3 * (sizes.prod(1).cumsum() - sizes.prod(1))
+    rows = np.arange(count) % len(images)
+    top, left, height, width, mirror = crops.boxes(0, np.arange(count), sizes[rows, 0], sizes[rows, 1]).T
+    start = starts[rows] + 3 * (top * sizes[rows, 1] + left)
+    return torch.from_numpy(np.stack([start, sizes[rows, 1], height, width, mirror], 1))
+
+
+def _placed(images: list[Image.Image], side: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values as (3, height, width), whole images as windows (count, 5), and squares in what they are resized to (count, 4)."""
+    planes = [torch.from_numpy(np.array(image)).permute(2, 0, 1).reshape(-1) for image in images]
+    sizes = torch.tensor([(image.height, image.width) for image in images])
+    starts = 3 * (sizes.prod(1).cumsum(0) - sizes.prod(1))
+    count_up = torch.arange(count)
+    rows = count_up % len(images)
+    height, width = sizes[rows].T
+    windows = torch.stack([starts[rows], width, height, width, count_up % 2], 1)
+    return (
+        torch.cat(planes),
+        windows,
+        torch.stack([side + count_up % 5, side + count_up % 7, count_up % 5, count_up % 7], 1),
+    )
+
+
+@needs_cuda
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize("side", [32, 224])
+def test_the_kernel_equals_torchvision_to_one_level(side: int, placed: bool) -> None:
+    images = [photograph(width, height, width) for width, height in [(90, 70), (500, 333), (31, 640), (224, 224)]]
+    values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
+    windows, targets = _windows(images, RandomCrops(side), 400), None
+    if placed:
+        values, windows, targets = _placed(images, side, 400)
+    slow = resample(values, windows, side, targets).int()
+    fast = resample(values.cuda(), windows.cuda(), side, targets.cuda() if placed else None).cpu().int()
+    assert (fast - slow).abs().max() <= 1
+    assert ((fast - slow).abs() > 0).float().mean() < 0.25  # torchvision rounds twice
+
+
+def batches(loader: object, epoch: int) -> list[tuple[Tensor, ...]]:
+    loader.batch_sampler.set_epoch(epoch)
+    return [tuple(part.cpu() for part in batch) for batch in loader]
+
+
+def reference(table: ImageTable, crops: RandomCrops, order: ShuffledBatches, epoch: int) -> list[tuple[Tensor, ...]]:
+    loader = torch.utils.data.DataLoader(ImageDataset(table, crops), batch_sampler=order)
+    return batches(loader, epoch)
+
+
+@pytest.mark.parametrize("where", ["device", "host", pytest.param("card", marks=needs_cuda)])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_training_batches_are_the_workers(
+    table: ImageTable, where: str, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crops, order = RandomCrops(24, seed=5), ShuffledBatches(12, 5, seed=5)
+    device = torch.device("cuda") if where == "card" else CPU
+    pixels = decode_to_device(table, Shrunk(), kept_sizes(table, Shrunk(), 0), device, 0, 0, 1)
+    loader = CroppedBatches(pixels, torch.from_numpy(table.labels), crops, order, device)
+    if where == "host":  # the way of pixels that live elsewhere than the network
+        monkeypatch.setattr(CroppedBatches, "_on_device", CroppedBatches._from_host)
+    assert len(loader) == 2
+    for ours, theirs in zip(batches(loader, epoch), reference(table, crops, order, epoch), strict=True):
+        assert torch.equal(ours[2], theirs[2])
+        assert torch.equal(ours[1], theirs[1])
+        assert (ours[0].int() - theirs[0].int()).abs().max() <= 1
+        assert (ours[0] != theirs[0]).float().mean() < 0.25
+
+
+def test_evaluation_batches_are_exactly_the_workers(table: ImageTable) -> None:
+    form = CentralCrop(24, 28)
+    pixels = decode_to_device(table, form, kept_sizes(table, form, 0), CPU, 0, 0, 1)
+    loader = StoredBatches(pixels, torch.from_numpy(table.labels), 5, CPU)
+    theirs = list(torch.utils.data.DataLoader(ImageDataset(table, form), batch_size=5))
+    assert len(loader) == len(theirs) == 3
+    for ours, expected in zip(loader, theirs, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(ours, expected, strict=True))
+        assert ours[0].is_contiguous(memory_format=torch.channels_last)
+
+
+# ---- the data module's choice
+
+
+class Recorder(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append((batch[0].cpu().clone(), batch[2].cpu().clone()))
+        return self.weight * 0
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.seen.append((batch[0].cpu().clone(), batch[2].cpu().clone()))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fed(table: ImageTable, accelerator: str = "cpu", num_workers: int = 0, **arguments) -> tuple[list, ImageDataModule]:
+    recorder, splits = Recorder(), Splits("mine", table, table)
+    data = ImageDataModule(splits, batch_size=5, num_workers=num_workers, crop=24, resize=28, seed=2, **arguments)
+    settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+    pl.Trainer(max_epochs=2, accelerator=accelerator, devices=1, **settings).fit(recorder, data)
+    return recorder.seen, data
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+def test_a_cache_changes_nothing_on_the_cpu(table: ImageTable, tmp_path: Path, cache: str, num_workers: int) -> None:
+    plain, data = fed(table, crop_on="cpu", cache="none")
+    assert data.describe_loading().startswith("images: decoded in every epoch")
+    kept, data = fed(table, crop_on="cpu", cache=cache, cache_dir=tmp_path / "cache", num_workers=num_workers)
+    assert data.loading is not None
+    assert data.loading["bytes"] == 12 * 24 * 24 * 3 + 3 * sum(
+        (110 - 7 * number) * (20 + 9 * number) for number in range(12)
+    )
+    for (images, rows), (same, same_rows) in zip(plain, kept, strict=True):
+        assert torch.equal(rows, same_rows)
+        assert torch.equal(images, same)
+    assert bool(list((tmp_path / "cache").glob("*.pixels"))) == (cache == "disk")
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("cache", ["auto", "gpu", "ram", "disk"])
+def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, cache: str) -> None:
+    plain, _ = fed(table, "gpu", crop_on="cpu")
+    kept, data = fed(table, "gpu", crop_on="gpu", cache=cache, cache_dir=tmp_path / "cache")
+    assert data.loading is not None
+    assert data.loading["crop_on"] == "gpu"
+    for (images, rows), (same, same_rows) in zip(plain, kept, strict=True):
+        assert torch.equal(rows, same_rows)
+        assert (images.int() - same.int()).abs().max() <= 1
+
+
+def test_without_a_card_auto_is_the_reference(table: ImageTable) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a card is here")
+    _, data = fed(table, crop_on="auto", cache="auto")
+    assert data.loading is not None
+    assert (data.loading["crop_on"], data.loading["cache"]) == ("cpu", "none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"crop_on": "fast"}, r"^data\.crop_on=fast is not known"),
+        ({"cache": "tape"}, r"^data\.cache=tape is not known"),
+        ({"crop_on": "cpu", "cache": "gpu"}, r"^data\.crop_on=cpu crops in worker processes"),
+        ({"crop_on": "gpu", "cache": "none"}, r"^data\.crop_on=gpu crops images that are kept"),
+        ({"cache_side": 1.5}, r"^data\.cache_side=1\.5"),
+        ({"crop_on": "gpu", "cache": "auto"}, r"^data\.crop_on=gpu needs an NVIDIA GPU"),
+        ({"crop_on": "auto", "cache": "gpu"}, r"^data\.cache=gpu needs an NVIDIA GPU"),
+        ({"cache": "disk"}, r"^data\.cache=disk needs a folder"),
+    ],
+)
+def test_contradictions_are_one_line(table: ImageTable, arguments: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fed(table, **arguments)
+
+
+def test_what_does_not_fit_is_refused_or_decoded_anew(table: ImageTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    from proxy_anchor.data import datamodule as module
+
+    monkeypatch.setattr(module, "free_memory", lambda: 0)
+    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (0, 0))
+
+    class Strategy:
+        root_device = torch.device("cuda")
+
+        @staticmethod
+        def broadcast(value: object) -> object:
+            return value
+
+    def choose(crop_on: str, free: int = 0) -> tuple[str, str]:
+        data = ImageDataModule(Splits("mine", table, table), batch_size=5, num_workers=0, crop_on=crop_on, cache="auto")
+        data.trainer = type("Trainer", (), {"strategy": Strategy})()
+        data._device = torch.device("cuda")
+        monkeypatch.setattr(module, "free_memory", lambda: free)
+        return data._choose()
+
+    assert choose("auto") == ("cpu", "none")
+    assert choose("auto", free=10**9) == ("gpu", "ram")
+    with pytest.raises(UsageError, match=r"^data\.crop_on=gpu: the decoded images take .*data\.cache_side"):
+        choose("gpu")

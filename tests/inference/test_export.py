@@ -1,0 +1,129 @@
+"""Every exported form gives the checkpoint's embeddings, read by other programs' means."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import REPOSITORY
+from PIL import Image
+
+from proxy_anchor import Retriever
+from proxy_anchor.data.images import read_rgb
+from proxy_anchor.errors import UsageError
+from proxy_anchor.inference import export as module
+from proxy_anchor.inference.checkpoint import load_trained
+from proxy_anchor.inference.export import FORMATS, export
+
+
+def require(format: str) -> None:
+    if format == "onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(package, reason=f"{package} is not installed")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_parity_is_checked_and_returned(make_checkpoint: Callable, tmp_path: Path, format: str) -> None:
+    require(format)
+    checkpoint = make_checkpoint("run/best.ckpt")
+    (tmp_path / "run" / "README.md").write_text("the card")
+    assert 0 <= export(load_trained(checkpoint), format, tmp_path / "out") <= 1e-5
+    assert (tmp_path / "out" / "README.md").read_text() == "the card"
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1  # all may read all of it, or none
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["images"] == {"crop": 32, "resize": 36, "interpolation": "bilinear"}
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_that_differs_is_refused_and_leaves_nothing(
+    make_checkpoint: Callable, tmp_path: Path, monkeypatch, format: str
+) -> None:
+    require(format)
+    trained = load_trained(make_checkpoint())
+    other = load_trained(make_checkpoint("other.ckpt", seed=1))
+    write, read = FORMATS[format]
+    monkeypatch.setitem(module.FORMATS, format, (lambda _, folder: write(other, folder), read))
+    with pytest.raises(UsageError, match="differ from the checkpoint's by"):
+        export(trained, format, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"best.ckpt", "other.ckpt"}
+
+
+def test_onnx_takes_any_batch_and_knows_its_preprocessing(make_checkpoint: Callable, tmp_path: Path) -> None:
+    require("onnx")
+    import onnxruntime
+
+    trained = load_trained(make_checkpoint())
+    export(trained, "onnx", tmp_path / "out")
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map["resize"] == "36"
+    for batch in (1, 2, 7):
+        pixels = np.random.default_rng(batch).integers(0, 256, (batch, 3, 32, 32), dtype=np.uint8)
+        [found] = session.run(None, {"images": pixels})
+        with torch.no_grad():
+            assert np.allclose(found, trained.net(torch.from_numpy(pixels)).numpy(), atol=1e-5)
+        assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+def test_the_example_needs_no_torch_and_gives_the_same_similarities(
+    make_checkpoint: Callable, tmp_path: Path, write_images: Callable
+) -> None:
+    require("onnx")
+    write_images({"cat": 2, "dog": 2}, size=50)
+    for number, size in enumerate([(40, 33), (33, 61), (97, 36), (31, 30)]):  # odd shapes: every rounding of a crop
+        noise = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / "images" / f"{number}.png")
+    checkpoint, query = make_checkpoint(), tmp_path / "images" / "1.png"
+    export(load_trained(checkpoint), "onnx", tmp_path / "out")
+    example = REPOSITORY / "examples" / "onnx_search.py"
+    code = "import sys, runpy; sys.modules['torch'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    command = [sys.executable, "-c", code, str(example), str(tmp_path / "out"), str(tmp_path / "images"), str(query)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    hits = Retriever.from_checkpoint(checkpoint).index(tmp_path / "images", progress=False).search(query, k=5)[0]
+    assert [path for _, path in printed] == [hit.name for hit in hits]
+    assert [float(value) for value, _ in printed] == pytest.approx([hit.similarity for hit in hits], abs=6e-4)
+    code_lines = [line for line in example.read_text().split('"""', 2)[2].splitlines() if line.strip()]
+    assert len(code_lines) <= 22
+
+
+def test_timm_folder_is_a_timm_model(make_checkpoint: Callable, tmp_path: Path) -> None:
+    import timm
+
+    trained = load_trained(make_checkpoint())
+    export(trained, "timm", tmp_path / "out")
+    backbone = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    expected = trained.net.backbone.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in backbone.state_dict().items())
+    settings = timm.data.resolve_model_data_config(backbone)
+    assert list(settings["input_size"]) == [3, 32, 32]
+    assert settings["crop_pct"] == pytest.approx(32 / 36)
+    assert settings["interpolation"] == "bilinear"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated")
+def test_torchscript_needs_nothing_of_ours(make_checkpoint: Callable, tmp_path: Path, write_images: Callable) -> None:
+    [(path, _)] = write_images({"a": 1})
+    trained = load_trained(make_checkpoint())
+    export(trained, "torchscript", tmp_path / "out")
+    pixels = trained.prepare(read_rgb(path))[None]
+    with torch.no_grad():
+        assert torch.allclose(torch.jit.load(tmp_path / "out" / "model.pt")(pixels), trained.net(pixels), atol=1e-6)
+
+
+def test_bad_requests_are_one_line(make_checkpoint: Callable, tmp_path: Path, monkeypatch) -> None:
+    trained = load_trained(make_checkpoint())
+    with pytest.raises(UsageError, match="format=tflite is not known"):
+        export(trained, "tflite", tmp_path / "out")
+    with pytest.raises(UsageError, match="already holds something"):
+        export(trained, "safetensors", tmp_path)
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(UsageError, match=r"needs onnxscript: pip install -e '.\[export\]'"):
+        export(trained, "onnx", tmp_path / "out")

@@ -1,0 +1,435 @@
+"""The retriever: index, search, change, keep, resume, refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from proxy_anchor import Retriever
+from proxy_anchor.data.images import InputImages, read_rgb
+from proxy_anchor.errors import UsageError
+from proxy_anchor.inference import embedder as embedder_module
+from proxy_anchor.inference.checkpoint import load_trained
+from proxy_anchor.inference.embedder import Embedder
+from proxy_anchor.inference.export import export
+from proxy_anchor.inference.jpeg import CardDecoder
+from proxy_anchor.inference.retriever import Hit, open_index, vote
+
+
+@pytest.fixture
+def gallery(write_images: Callable, tmp_path: Path) -> Path:
+    """A folder of three classes of 5 images each."""
+    write_images({"cat": 5, "dog": 5, "eel": 5})
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def retriever(make_checkpoint: Callable, gallery: Path) -> Retriever:
+    return Retriever.from_checkpoint(make_checkpoint(), num_workers=0).index(gallery, progress=False)
+
+
+def names(hits: list[Hit]) -> list[str]:
+    return [Path(hit.name).parent.name + "/" + Path(hit.name).name for hit in hits]
+
+
+def test_a_query_of_every_kind_finds_itself_first(retriever: Retriever, gallery: Path) -> None:
+    path = gallery / "dog" / "3.png"
+    pixels = np.asarray(read_rgb(path))
+    answers = [retriever.search(each, k=4)[0] for each in (path, str(path), path.read_bytes(), pixels, read_rgb(path))]
+    answers.append(retriever.search_embeddings(retriever.embed(path), k=4)[0])
+    answers.append(retriever.search_embeddings(retriever.embed(path)[0].numpy(), k=4)[0])
+    for hits in answers:
+        assert names(hits)[0] == "dog/3.png"
+        assert hits == answers[0]
+    assert answers[0][0].similarity == pytest.approx(1, abs=1e-6)
+    assert answers[0][0].label == "dog"
+    assert len(answers[0]) == 4
+
+
+def test_embeddings_are_those_of_the_evaluation(retriever: Retriever, gallery: Path) -> None:
+    """The network and crop of the checkpoint, image by image."""
+    trained = retriever.embedder.trained
+    paths = sorted(gallery.rglob("*.png"))
+    with torch.no_grad():
+        expected = torch.cat([trained.net(trained.prepare(read_rgb(path))[None]) for path in paths])
+    assert torch.allclose(retriever.embed(paths), expected, atol=1e-6)
+
+
+def test_batches_and_workers_change_nothing(make_checkpoint: Callable, gallery: Path, monkeypatch) -> None:
+    monkeypatch.setattr(embedder_module, "_FEW_IMAGES", 1)
+    paths = sorted(gallery.rglob("*.png"))
+    trained = load_trained(make_checkpoint())
+    whole = Embedder(trained, num_workers=0).embed(paths, progress=False)
+    parts = Embedder(trained, num_workers=2, batch_size=4).embed(paths, progress=False)
+    assert parts.rows == whole.rows
+    assert torch.allclose(whole.embeddings, parts.embeddings, atol=1e-6)
+
+
+def test_files_decoded_by_the_cards_decoder_give_the_same_embeddings(
+    make_checkpoint: Callable, gallery: Path, tmp_path: Path
+) -> None:
+    """On a CPU, with the same decoder's CPU half: threads, order, resuming and unreadable files."""
+    paths = []
+    for number, path in enumerate(sorted(gallery.rglob("*.png"))):
+        paths.append(tmp_path / f"{number}.{'png' if number % 5 == 0 else 'jpg'}")
+        read_rgb(path).save(paths[-1], quality=95)
+    paths.insert(3, tmp_path / "broken.jpg")
+    paths[3].write_bytes(paths[2].read_bytes()[:300])
+    trained = load_trained(make_checkpoint())
+    slow = Embedder(trained, device="cpu", num_workers=0).embed(paths, progress=False)
+    fast = Embedder(trained, device="cpu", num_workers=2, batch_size=4)
+    fast.decode = "gpu"
+    found = fast.embed(paths, progress=False, shards=tmp_path / "parts", thumbnail_side=16)
+    assert (found.rows, found.skipped) == (slow.rows, slow.skipped)
+    assert (found.embeddings * slow.embeddings).sum(1).min() > 0.999
+    again = fast.embed(paths, progress=False, shards=tmp_path / "parts", thumbnail_side=16)
+    assert again.reused == len(found.rows)
+    assert torch.equal(again.embeddings, found.embeddings)
+    assert again.thumbnails == found.thumbnails
+
+
+def test_the_decoder_is_closed_after_the_last_batch_and_when_given_up(
+    make_checkpoint: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[CardDecoder] = []
+    monkeypatch.setattr(CardDecoder, "close", lambda self: closed.append(self))
+    paths = [tmp_path / f"{number}.jpg" for number in range(6)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (50, 40), (number, 0, 0)).save(path)
+    embedder = Embedder(load_trained(make_checkpoint()), device="cpu", num_workers=1, batch_size=2)
+    embedder.decode = "gpu"
+    batches = embedder.pixels(InputImages(paths, embedder.trained.prepare))
+    next(batches)
+    assert not closed
+    batches.close()  # type: ignore[attr-defined]
+    assert len(closed) == 1
+    embedder.embed(paths, progress=False)
+    assert len(closed) == 2
+
+
+def test_decoding_on_a_card_needs_one(make_checkpoint: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with pytest.raises(UsageError, match=r"embed\.decode=gpu decodes on a graphics card"):
+        Embedder(load_trained(make_checkpoint()), device="cpu", decode="gpu")
+
+
+def test_only_the_cards_decoder_asks_for_more_streams_and_before_the_card_is_used(
+    make_checkpoint: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, found = "CUDA_DEVICE_MAX_CONNECTIONS", []
+
+    def choose(device: object) -> torch.device:
+        found.append(os.environ.get(name))
+        return torch.device("cpu")
+
+    monkeypatch.setattr("proxy_anchor.inference.embedder.choose_device", choose)
+    trained = load_trained(make_checkpoint())
+    for given, decode in ((None, "cpu"), (None, "gpu"), ("8", "gpu")):
+        monkeypatch.setenv(name, "remembered by monkeypatch, which restores it")
+        monkeypatch.delenv(name) if given is None else monkeypatch.setenv(name, given)
+        with suppress(UsageError):
+            Embedder(trained, decode=decode)
+    assert found == [None, "32", "8"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
+def test_the_cards_decoder_agrees_with_pillow_up_to_its_rounding(make_checkpoint: Callable, tmp_path: Path) -> None:
+    """On smooth pictures.
+
+    It rounds the inverse cosine transform otherwise, and repeats colours, which files hold at half the resolution, where
+    Pillow interpolates them. Both done to these pictures by hand on a CPU gave 0.9999. Where neighbouring pixels have nothing
+    to do with one another, repeating colours is another picture: 0.97 for noise.
+    """
+    paths = [tmp_path / f"{number}.jpg" for number in range(15)]
+    for number, path in enumerate(paths):
+        coarse = np.random.default_rng(number).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((200, 150), Image.Resampling.BICUBIC).save(path, quality=95)
+    trained = load_trained(make_checkpoint())
+    slow = Embedder(trained, num_workers=0).embed(paths, progress=False)
+    fast = Embedder(trained, num_workers=2, batch_size=4, decode="gpu")
+    found = fast.embed(paths, progress=False, thumbnail_side=16)
+    assert found.rows == slow.rows
+    assert (found.embeddings * slow.embeddings).sum(1).min() > 0.999
+    assert all(found.thumbnails)
+
+
+def test_many_queries_at_once_are_the_same_as_one_by_one(retriever: Retriever, gallery: Path) -> None:
+    paths = sorted(gallery.rglob("*.png"))[::4]
+    together = retriever.search(paths, k=3)
+    for path, hits in zip(paths, together, strict=True):
+        assert names(hits) == names(retriever.search(path, k=3)[0])
+
+
+def test_searching_on_from_an_image_leaves_it_out(retriever: Retriever) -> None:
+    hits = retriever.search_item(4, k=14)
+    assert sorted(hit.id for hit in hits) == [i for i in range(15) if i != 4]
+    with pytest.raises(UsageError, match="besides the query itself"):
+        retriever.search_item(4, k=15)
+    with pytest.raises(UsageError, match="id 99 is not in the gallery"):
+        retriever.search_item(99)
+
+
+@pytest.mark.parametrize("reranking", ["query_expansion", "k_reciprocal"])
+def test_reranking_reorders_the_same_images(retriever: Retriever, gallery: Path, reranking: str) -> None:
+    hits = retriever.search(gallery / "cat" / "0.png", k=15, reranking=reranking)[0]
+    plain = {hit.id: hit.similarity for hit in retriever.search(gallery / "cat" / "0.png", k=15)[0]}
+    assert {hit.id for hit in hits} == set(plain)
+    assert all(hit.similarity == pytest.approx(plain[hit.id], abs=1e-6) for hit in hits)
+
+
+def test_adding_and_removing(retriever: Retriever, gallery: Path, write_images: Callable) -> None:
+    [(new, _)] = write_images({"fox": 1})
+    assert retriever.add([new], ["fox"], progress=False) == [15]
+    assert names(retriever.search(new, k=1)[0]) == ["fox/0.png"]
+    assert retriever.remove([new, np.int64(0)]) == 2
+    assert len(retriever) == 14
+    assert all(hit.id not in (0, 15) for hit in retriever.search(new, k=14)[0])
+    assert retriever.add([new], progress=False) == [16]  # ids are never used again
+    assert retriever.add([new], ["again"], progress=False) == [17]  # the same name is replaced
+    assert len(retriever) == 15
+    with pytest.raises(UsageError, match="is not in the gallery"):
+        retriever.remove("nothing.png")
+
+
+def test_arrays_and_bytes_have_names_and_thumbnails(make_checkpoint: Callable, gallery: Path) -> None:
+    images = [np.asarray(read_rgb(gallery / "cat" / "0.png")), (gallery / "cat" / "1.png").read_bytes()]
+    retriever = Retriever.from_checkpoint(make_checkpoint(), thumbnail_side=16).index(images)
+    assert [item.name for item in retriever.items.values()] == ["image 0", "image 1"]
+    assert Image.open(io.BytesIO(retriever.thumbnail(1))).size == (16, 16)
+    named = retriever.index(images, ["x", "y"], names=["first", "second"])
+    assert [(item.name, item.label) for item in named.items.values()] == [("first", "x"), ("second", "y")]
+
+
+def test_unreadable_images_are_listed_and_left_out(make_checkpoint: Callable, gallery: Path, capsys) -> None:
+    (gallery / "cat" / "broken.jpg").write_text("no image")
+    (gallery / "dog" / "empty.jpg").touch()
+    retriever = open_index(make_checkpoint(), gallery, None, num_workers=0)
+    assert len(retriever) == 15
+    assert [Path(name).name for name, _ in retriever.skipped] == ["broken.jpg", "empty.jpg"]
+    printed = capsys.readouterr().out
+    assert "2 images cannot be read and are left out" in printed
+    assert "broken.jpg" in printed
+    assert "empty file" in printed
+    assert "gallery: 15 images" in printed
+
+
+def test_saved_index_is_the_same_index(retriever: Retriever, gallery: Path, make_checkpoint, tmp_path: Path) -> None:
+    retriever.calibrate(0.05)
+    retriever.remove([3])
+    retriever.save(tmp_path / "index")
+    again = Retriever.from_checkpoint(make_checkpoint()).load(tmp_path / "index")
+    query = gallery / "eel" / "2.png"
+    assert again.search(query, k=14) == retriever.search(query, k=14)
+    assert again.threshold == retriever.threshold
+    assert again.thumbnail(7) == retriever.thumbnail(7) != b""
+    assert again.add([query], names=["new"], progress=False) == [15]
+    again.save(tmp_path / "index")  # over itself, mapped files and all
+    assert len(Retriever.from_checkpoint(make_checkpoint()).load(tmp_path / "index")) == 15
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"images", "index", "best.ckpt"}  # nothing aside remains
+
+
+def test_index_of_another_model_is_refused(retriever: Retriever, make_checkpoint: Callable, tmp_path: Path) -> None:
+    retriever.save(tmp_path / "index")
+    for other in ({"seed": 1}, {"resize": 40}):
+        with pytest.raises(UsageError, match="was made by another model"):
+            Retriever.from_checkpoint(make_checkpoint("other.ckpt", **other)).load(tmp_path / "index")
+    with pytest.raises(UsageError, match="D=16, and this model's have D=8"):
+        Retriever.from_checkpoint(make_checkpoint("small.ckpt", embedding_dim=8)).load(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: (folder / "index.json").unlink(), "holds no index"),
+        (lambda folder: (folder / "index.json").write_text("{"), "index.json is damaged"),
+        (lambda folder: (folder / "index.json").write_text('{"format": 1}'), "index.json is damaged"),
+        (lambda folder: (folder / "thumbnails.bin").write_bytes(b"x"), "thumbnails.bin is damaged"),
+        (lambda folder: change(folder, format=2), "index format 2; this version reads 1"),
+        (lambda folder: change(folder, images=None), "index.json is damaged"),
+        (lambda folder: change(folder, images=[[1, 2]]), "index.json is damaged"),
+        (lambda folder: change(folder, threshold={"a": 1}), "index.json is damaged"),
+        (lambda folder: change(folder, next_id=3), "index.json is damaged"),
+        (lambda folder: change(folder, next_id=None), "index.json is damaged"),
+        (lambda folder: change(folder, model=5), "made by another model"),
+    ],
+)
+def test_damaged_index_is_one_line(retriever: Retriever, tmp_path: Path, damage: Callable, reason: str) -> None:
+    retriever.save(tmp_path / "index")
+    damage(tmp_path / "index")
+    with pytest.raises(UsageError, match=reason) as caught:
+        retriever.load(tmp_path / "index")
+    assert "\n" not in str(caught.value)
+
+
+def change(folder: Path, **values: object) -> None:
+    content = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps(content | values))
+
+
+def test_a_folder_of_something_else_is_not_overwritten(retriever: Retriever, gallery: Path) -> None:
+    with pytest.raises(UsageError, match="something else than an index"):
+        retriever.save(gallery)
+    assert (gallery / "cat" / "0.png").is_file()
+
+
+def test_an_index_behind_a_link_is_replaced_where_it_is(retriever: Retriever, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "index").symlink_to("disk")
+    for _ in range(2):
+        retriever.save(tmp_path / "index")
+    assert (tmp_path / "index").is_symlink()
+    assert (tmp_path / "disk" / "index.json").is_file()
+    assert not list(tmp_path.glob(".*"))
+
+
+class CountingEmbedder:
+    """Counts the images that the network sees, and can fail after some."""
+
+    def __init__(self, monkeypatch, fail_after: int | None = None) -> None:
+        self.seen, self.fail_after, plain = 0, fail_after, Embedder.forward
+
+        def forward(embedder: Embedder, pixels: torch.Tensor) -> torch.Tensor:
+            if self.fail_after is not None and self.seen >= self.fail_after:
+                raise KeyboardInterrupt
+            self.seen += len(pixels)
+            return plain(embedder, pixels)
+
+        monkeypatch.setattr(Embedder, "forward", forward)
+
+
+def test_interrupted_indexing_goes_on_where_it_stopped(make_checkpoint, gallery: Path, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(embedder_module, "SHARD_IMAGES", 4)
+    counter = CountingEmbedder(monkeypatch, fail_after=8)
+    make = lambda: Retriever.from_checkpoint(make_checkpoint(), batch_size=2, num_workers=0)  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        make().index(gallery, shards=tmp_path / "parts", progress=False)
+    assert counter.seen == 8
+    counter.seen, counter.fail_after = 0, None
+    resumed = make().index(gallery, shards=tmp_path / "parts", progress=False)
+    assert counter.seen <= 15 - 8 + 2  # one batch was on its way
+    whole = make().index(gallery, progress=False)
+    assert torch.allclose(resumed.embeddings[1], whole.embeddings[1], atol=1e-6)
+    assert [item.name for item in resumed.items.values()] == [item.name for item in whole.items.values()]
+    assert resumed.thumbnail(3) == whole.thumbnail(3)
+
+    counter.seen = 0
+    Image.new("RGB", (40, 40), "red").save(gallery / "cat" / "1.png")  # changed
+    (gallery / "cat" / "2.png").unlink()
+    make().index(gallery, shards=tmp_path / "parts", progress=False)
+    assert counter.seen == 1
+    counter.seen = 0
+    Retriever.from_checkpoint(make_checkpoint("b.ckpt", seed=1)).index(
+        gallery, shards=tmp_path / "parts", progress=False
+    )
+    assert counter.seen == 14  # another model's parts are not taken
+
+
+def test_a_damaged_part_is_embedded_again(make_checkpoint, gallery: Path, tmp_path, monkeypatch) -> None:
+    retriever = Retriever.from_checkpoint(make_checkpoint())
+    retriever.index(gallery, shards=tmp_path / "parts", progress=False)
+    [part] = (tmp_path / "parts").rglob("*.npz")
+    part.write_bytes(part.read_bytes()[:500])
+    counter = CountingEmbedder(monkeypatch)
+    retriever.index(gallery, shards=tmp_path / "parts", progress=False)
+    assert counter.seen == 15
+
+
+def test_classes_follow_the_folder(retriever: Retriever, gallery: Path) -> None:
+    Image.new("RGB", (40, 40), "red").save(gallery / "stray.png")
+    assert retriever.update(gallery, progress=False) == (1, 0)
+    assert {item.label for item in retriever.items.values()} == {None}
+    (gallery / "stray.png").unlink()
+    assert retriever.update(gallery, progress=False) == (0, 1)
+    assert {item.label for item in retriever.items.values()} == {"cat", "dog", "eel"}
+
+
+def test_an_image_that_was_spoilt_leaves_the_gallery(retriever: Retriever, gallery: Path) -> None:
+    (gallery / "dog" / "0.png").write_text("spoilt")
+    assert retriever.update(gallery, progress=False) == (0, 1)
+    assert [name for name, _ in retriever.skipped] == [str(gallery / "dog" / "0.png")]
+    assert len(retriever) == 14
+    assert retriever.update(gallery, progress=False) == (0, 0)
+
+
+def test_open_index_follows_its_folder(make_checkpoint, gallery: Path, tmp_path, monkeypatch, capsys) -> None:
+    checkpoint, folder = make_checkpoint(), tmp_path / "index"
+    counter = CountingEmbedder(monkeypatch)
+    assert len(open_index(checkpoint, gallery, folder)) == 15
+    assert counter.seen == 15
+    open_index(checkpoint, gallery, folder)
+    assert counter.seen == 15
+    (gallery / "dog" / "0.png").unlink()
+    Image.new("RGB", (40, 40), "red").save(gallery / "cat" / "new.png")
+    (gallery / "cat" / "bad.png").write_text("bad")
+    retriever = open_index(checkpoint, gallery, folder)
+    assert counter.seen == 16
+    assert len(retriever) == 15
+    assert "1 images added or changed, 1 removed" in capsys.readouterr().out
+    assert len(open_index(checkpoint, None, folder)) == 15
+
+
+def test_calibrated_threshold_marks_matches(retriever: Retriever, gallery: Path) -> None:
+    assert retriever.search(gallery / "cat" / "0.png", k=1)[0][0].is_match is None
+    threshold = retriever.calibrate(0.1)
+    hits = retriever.search(gallery / "cat" / "0.png", k=15)[0]
+    assert [hit.is_match for hit in hits] == [hit.similarity >= threshold.similarity for hit in hits]
+    assert retriever.calibrate(0.1, gallery) == threshold
+    retriever.index([gallery / "cat" / "0.png"], progress=False)
+    with pytest.raises(UsageError, match="needs labelled images"):
+        retriever.calibrate(0.1)
+
+
+def test_vote_weighs_by_similarity() -> None:
+    hits = [Hit(0, "a", "cat", 0.9), Hit(1, "b", "dog", 0.5), Hit(2, "c", "dog", 0.5), Hit(3, "d", None, 0.9)]
+    assert vote(hits) == ("dog", pytest.approx(1 / 1.9))
+    assert vote(hits[:2]) == ("cat", pytest.approx(0.9 / 1.4))
+    assert vote([Hit(0, "a", "cat", 0.5), Hit(1, "b", "dog", 0.5)])[0] == "cat"
+    assert vote(hits[3:]) == (None, 0.0)
+    assert vote([Hit(0, "a", "cat", -0.5), Hit(1, "b", "dog", -0.6)]) == ("cat", 0.5)
+
+
+def test_from_pretrained_reads_run_folders_and_exports(make_checkpoint, gallery: Path, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("run/best.ckpt")
+    expected = Retriever.from_checkpoint(checkpoint).embed(gallery / "cat" / "0.png")
+    export(load_trained(checkpoint), "safetensors", tmp_path / "exported")
+    for folder in (checkpoint.parent, tmp_path / "exported"):
+        assert torch.equal(Retriever.from_pretrained(folder).embed(gallery / "cat" / "0.png"), expected)
+    Retriever.from_checkpoint(checkpoint).index(gallery).save(tmp_path / "index")
+    assert len(Retriever.from_pretrained(tmp_path / "exported").load(tmp_path / "index")) == 15
+    with pytest.raises(UsageError, match="no such folder"):
+        Retriever.from_pretrained(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda r, g: r.search(g / "cat" / "0.png", k=16), "K=16 is larger than the gallery: it has 15 images"),
+        (lambda r, g: r.search(g / "cat" / "0.png", k=16, reranking="k_reciprocal"), "K=16 is larger"),
+        (lambda r, g: r.search_embeddings(torch.ones(1, 8), k=1), "D=8 and the gallery D=16"),
+        (lambda r, g: r.search(b"nothing", k=1), "1 of 1 images: the image cannot be read"),
+        (lambda r, g: r.index([]), "the gallery is empty"),
+        (lambda r, g: r.index([b"nothing"]), "none of the 1 images can be read"),
+        (lambda r, g: r.index([g / "cat" / "0.png"] * 2), "is there twice"),
+        (lambda r, g: r.index([g / "cat" / "0.png"], ["a", "b"]), "1 images but 2 labels"),
+        (lambda r, g: r.index(g / "nothing"), "no such folder"),
+        (lambda r, g: Retriever(r.embedder.trained).search(g / "cat" / "0.png"), "the gallery is empty"),
+        (lambda r, g: Retriever(r.embedder.trained).save(g / "x"), "the gallery is empty"),
+        (lambda r, g: Retriever(r.embedder.trained, device="tpu"), "device=tpu is not available"),
+        (lambda r, g: Retriever(r.embedder.trained, precision="8"), "precision=8 is not known"),
+        (lambda r, g: r.search(g / "cat" / "0.png", reranking="magic"), "rerank=magic is not known"),
+    ],
+)
+def test_bad_input_is_one_line(retriever: Retriever, gallery: Path, call: Callable, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        call(retriever, gallery)
+    assert "\n" not in str(caught.value)

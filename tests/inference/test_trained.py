@@ -1,0 +1,64 @@
+"""Reading a trained network from each form, and its fingerprint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.inference.checkpoint import load_trained
+from proxy_anchor.inference.export import export
+
+
+def test_fingerprint_is_of_weights_and_preprocessing_not_of_the_file(make_checkpoint: Callable, tmp_path: Path) -> None:
+    trained = load_trained(make_checkpoint("run/best.ckpt"))
+    same = [load_trained(make_checkpoint("other/last.ckpt")), load_trained(tmp_path / "run")]
+    export(trained, "safetensors", tmp_path / "exported")
+    same.append(load_trained(tmp_path / "exported"))
+    assert {each.fingerprint for each in same} == {trained.fingerprint}
+    others = [{"seed": 1}, {"resize": 40}, {"crop": 24}, {"embedding_dim": 8}]
+    found = {load_trained(make_checkpoint("x.ckpt", **other)).fingerprint for other in others}
+    assert len(found | {trained.fingerprint}) == 5
+
+
+def test_what_it_was_trained_on_travels_along(make_checkpoint: Callable) -> None:
+    trained = load_trained(make_checkpoint())
+    assert trained.about == {"dataset": "folder", "epoch": 3, "classes": ["a", "b"]}
+    assert trained.describe()["images"] == {"crop": 32, "resize": 36, "interpolation": "bilinear"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: (folder / "config.json").write_text("{}"), "was not written by export.py"),
+        (lambda folder: (folder / "config.json").write_text("no json"), "was not written by export.py"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "cannot be read"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "is a folder without best.ckpt"),
+        (lambda folder: change(folder, format=2), "has format 2; this version reads format 1"),
+        (lambda folder: change(folder, model={"backbone": "test_vit", "embedding_dim": 16}), "cannot be read"),
+    ],
+)
+def test_a_bad_folder_is_one_line(make_checkpoint: Callable, tmp_path: Path, damage: Callable, reason: str) -> None:
+    export(load_trained(make_checkpoint()), "safetensors", tmp_path / "exported")
+    damage(tmp_path / "exported")
+    with pytest.raises(UsageError, match=reason) as caught:
+        load_trained(tmp_path / "exported")
+    assert "\n" not in str(caught.value)
+
+
+def change(folder: Path, **values: object) -> None:
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | values))
+
+
+def test_a_checkpoint_that_does_not_know_its_images_is_refused(make_checkpoint: Callable) -> None:
+    file = make_checkpoint()
+    content = torch.load(file, weights_only=True)
+    content["proxy_anchor"]["config"] = {}
+    torch.save(content, file)
+    with pytest.raises(UsageError, match="does not say how its images were prepared"):
+        load_trained(file)

@@ -1,0 +1,179 @@
+"""Warnings carry their figure, and a number that is not finite leaves what repeats the step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from commands import compose_train
+from families import LARGER, WITH_PATHS, WITHOUT_PATHS
+from omegaconf import OmegaConf
+
+from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
+from proxy_anchor.data.table import ImageTable
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.model_card import model_card
+from proxy_anchor.reports.run import summary
+from proxy_anchor.reports.run_page import write_run_page
+from proxy_anchor.training.callbacks.health import REPLAY_FILE, Health
+from proxy_anchor.training.finite import NotFinite
+from proxy_anchor.training.module import MetricLearner
+from proxy_anchor.training.optim import OptimizerSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def evaluate(health: Health, embeddings: torch.Tensor, fn: str = "fit") -> list[str]:
+    trainer = SimpleNamespace(state=SimpleNamespace(fn=fn), current_epoch=2)
+    health.on_validation_epoch_start(trainer, None)
+    for part in embeddings.split(3):
+        health.on_validation_batch_end(trainer, None, {"embeddings": part})
+    health.on_validation_epoch_end(trainer, None)
+    return health.warnings
+
+
+def test_collapse_is_said_with_the_mean_pairwise_similarity(tmp_path):
+    near = torch.nn.functional.normalize(torch.ones(8, 4) + 0.01 * torch.randn(8, 4))
+    expected = (near.double() @ near.double().T).sum().sub(8).item() / 56
+    [text] = evaluate(Health(tmp_path), near)
+    assert text.startswith("epoch 3: the embeddings have collapsed")
+    assert f"{expected:.4f}" in text
+    assert evaluate(Health(tmp_path), near, "validate") == []
+    assert evaluate(Health(tmp_path), torch.eye(4)) == []
+
+
+@pytest.fixture
+def watched(make_data, make_learner, make_trainer, tmp_path):
+    """watched(loss, epochs=1, data={}, **optimizer) trains and returns the Health that watched."""
+
+    def fit(loss=None, epochs: int = 1, data: dict | None = None, **optimizer) -> Health:
+        health = Health(tmp_path)
+        make_trainer(max_epochs=epochs, callbacks=[health], limit_val_batches=0).fit(
+            make_learner(loss, **optimizer), make_data(**data or {})
+        )
+        return health
+
+    return fit
+
+
+class Pull(torch.nn.Module):
+    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return -(embeddings[labels == labels[0]].sum(0)).square().sum()
+
+
+def test_ordinary_training_has_no_warning(watched):
+    for optimizer in ({}, {"warmup_epochs": 1}, {"lr": 1e-4}):
+        assert watched(epochs=3, **optimizer).warnings == []
+    assert watched(Pull()).warnings == []  # has no proxies
+
+
+def test_a_backbone_that_stands_still_is_said_after_the_warm_up(watched, monkeypatch):
+    monkeypatch.setattr(MetricLearner, "configure_gradient_clipping", keep_the_backbone)
+    health = watched(epochs=3, warmup_epochs=1)
+    [text] = health.warnings
+    assert text.startswith("epoch 2: the backbone has not moved although the warm-up is over")
+    restored = Health(Path())
+    restored.load_state_dict(health.state_dict())
+    assert restored.warnings == health.warnings
+
+
+def keep_the_backbone(learner, optimizer, **clipping) -> None:
+    for parameter in learner.net.backbone.parameters():
+        parameter.grad = None
+
+
+@pytest.mark.parametrize(("lr", "word"), [(10.0, "high"), (1e-10, "low")])
+@pytest.mark.parametrize("warmup_epochs", [0, 1])
+def test_a_rate_that_is_far_off_is_said_with_the_size_of_a_step(lr, word, warmup_epochs, watched, make_learner, capsys):
+    health = watched(epochs=2, lr=lr, proxy_lr_mult=1e-3 / lr, warmup_epochs=warmup_epochs)
+    [text] = [each for each in health.warnings if "optimizer.lr" in each]
+    values = torch.cat([each.detach().flatten() for each in make_learner().net.backbone.parameters()])
+    step = float(torch.full_like(values, lr).norm() / values.norm())
+    assert text == (
+        f"epoch {warmup_epochs + 1}: optimizer.lr={lr:g} looks far too {word}: a step of lr in every value is {step:.1e} of the "
+        "backbone's length (about 1e-3 is usual)."
+    )
+    assert f"warning: {text}" in capsys.readouterr().out
+
+
+SMALL = [*WITH_PATHS, *WITHOUT_PATHS]
+SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in (*SMALL[1::2], *LARGER)]
+
+
+@pytest.mark.parametrize("backbone", ["vit_tiny_patch16_224", *SMALL[::2], *SLOW])
+def test_no_network_is_warned_of_at_the_usual_rate(backbone, make_data, make_trainer, tmp_path):
+    """From scratch; vision transformers start with a class token near zero."""
+    torch.manual_seed(0)
+    net = EmbeddingNet(backbone, 8, pretrained=False, image_size=64, batch_norm="train")
+    learner = MetricLearner(net, ProxyAnchorLoss(3, 8), OptimizerSettings(lr=1e-4, warmup_epochs=0))
+    health = Health(tmp_path)
+    make_trainer(callbacks=[health], limit_val_batches=0).fit(learner, make_data(crop=64, resize=64))
+    assert health.warnings == []
+
+
+def test_proxies_without_gradient_are_said_by_name_and_once(watched):
+    loss = ProxyAnchorLoss(3, 8)
+    alive = torch.tensor([[1.0], [0.0], [1.0]])
+    loss.proxies.register_hook(lambda gradient: gradient * alive)
+    [text] = watched(loss, epochs=3).warnings
+    assert text.startswith("epoch 1: 1 of 3 proxies are dead: ")
+    assert text.endswith("although their classes had images (b).")
+
+
+def test_a_proxy_without_gradient_because_its_class_had_no_image_is_not_dead_but_never_seen(watched, splits):
+    train = splits.train
+    table = ImageTable(train.paths, train.labels, (*train.classes, "empty"))
+    loss = ProxyAnchorLoss(4, 8)
+    loss.proxies.register_hook(lambda gradient: gradient * torch.tensor([[1.0], [1.0], [1.0], [0.0]]))
+    health = watched(loss, epochs=2, data={"splits": replace(splits, train=table)})
+    [text] = health.warnings
+    assert text.startswith("1 of 4 proxies were never the positive of an image in training")
+    restored = Health(Path())
+    restored.load_state_dict(health.state_dict())
+    assert restored._ever_seen.tolist() == [True, True, True, False]
+
+
+def test_warnings_stand_in_everything_that_a_run_leaves_behind(tmp_path):
+    config = OmegaConf.to_container(compose_train(), resolve=True)
+    row = {"epoch": 1, "recall": {"1": 0.5}, "validation": None}
+    text = "epoch 1: the embeddings have collapsed (mean pairwise similarity 0.99 > 0.98)."
+    result = dict.fromkeys(("untrained", "selected", "best", "last"), row) | {
+        "selected_by": "Recall@1",
+        "searched": "test",
+        "device": "cpu",
+        "versions": {},
+        "history": [{**row, "train_seconds": 1.0, "eval_seconds": 1.0}],
+        "seconds_per_epoch": 1.0,
+        "train_images_per_second": 1.0,
+        "eval_images_per_second": 1.0,
+        "startup_seconds": {"total": 1.0, "images": 0.0, "first_evaluation": 0.0, "compilation": 0.0},
+    }
+    for warnings in ([], [text]):
+        made = result | {"warnings": warnings}
+        assert (f"Warning: {text}" in model_card(config, made, "data")) == bool(warnings)
+        write_run_page(tmp_path, config, made, "data")
+        assert (escape(text) in (tmp_path / "index.html").read_text()) == bool(warnings)
+        assert (f"warning: {text}" in summary(made, Path("x"))) == bool(warnings)
+
+
+def test_the_images_and_rates_of_a_step_that_is_not_finite_are_kept(tmp_path):
+    health = Health(tmp_path)
+    for rows in ([0, 1], [2, 3], [1, 2]):
+        health.on_train_batch_start(None, None, (None, None, torch.tensor(rows)), 0)
+    trainer = SimpleNamespace(
+        datamodule=SimpleNamespace(splits=SimpleNamespace(train=SimpleNamespace(paths=["a", "b", "c", "d"]))),
+        global_step=7,
+        current_epoch=1,
+        optimizers=[SimpleNamespace(param_groups=[{"name": "proxies", "lr": 0.5}])],
+    )
+    health.on_exception(trainer, None, UsageError("the search is not finite"))
+    assert not (tmp_path / REPLAY_FILE).exists()
+    health.on_exception(trainer, None, NotFinite("the loss is not finite at step 7"))
+    content = json.loads((tmp_path / REPLAY_FILE).read_text())
+    assert content["batches"] == [["c", "d"], ["b", "c"]]
+    assert (content["step"], content["learning_rates"]) == (7, {"proxies": 0.5})

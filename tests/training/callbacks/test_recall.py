@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from proxy_anchor import recall_at_k
+from proxy_anchor.data.table import Splits, make_tables
+from proxy_anchor.errors import UsageError
+from proxy_anchor.training.callbacks.progress import LossBar
+from proxy_anchor.training.callbacks.recall import EpochResult, RecallCallback, format_recall
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def embed(learner: pl.LightningModule, images) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([learner.eval()(images[i][0][None]) for i in range(len(images))])
+
+
+def test_before_training_and_after_each_epoch(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    recall, learner, data = RecallCallback((4, 1, 2, 1), engine="torch"), make_learner(), make_data()
+    trainer = make_trainer(max_epochs=2, callbacks=[recall])
+    trainer.validate(learner, data, verbose=False)
+    by_hand = recall_at_k(embed(learner, data.eval_images[0]), data.eval_images[0].labels, (1, 2, 4), engine="torch")
+    assert recall.history[0].recall == by_hand
+    assert by_hand[1] < by_hand[4]
+    assert recall.history[0].train_loss is None
+    assert recall.monitor == "test/recall_at_1"
+    trainer.fit(learner, data)
+    by_hand = recall_at_k(embed(learner, data.eval_images[0]), data.eval_images[0].labels, (1, 2, 4), engine="torch")
+    assert [result.epoch for result in recall.history] == [0, 1, 2]
+    assert recall.history[2].recall == by_hand
+    assert float(trainer.callback_metrics["test/recall_at_2"]) == pytest.approx(by_hand[2])
+    assert all(result.train_loss > 0 and result.train_seconds > 0 for result in recall.history[1:])
+    printed = capsys.readouterr().out
+    assert f"epoch 2/2: loss {recall.history[2].train_loss:.3f}  {format_recall(by_hand)}" in printed
+
+
+def test_embeddings_of_the_best_epoch_are_in_dataset_order(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    recall, learner, data = RecallCallback((1,), engine="torch"), make_learner(), make_data()
+    loader = torch.utils.data.DataLoader(data.eval_images[0], batch_size=3, sampler=[5, 2, 7, 0, 1, 6, 4, 3])
+    data.val_dataloader = lambda: [loader]
+    make_trainer(callbacks=[recall]).fit(learner, data)
+    assert len(recall.selected_embeddings) == 1
+    torch.testing.assert_close(recall.selected_embeddings[0], embed(learner, data.eval_images[0]))
+
+
+def test_best_is_the_earliest_highest_trained_epoch() -> None:
+    recall = RecallCallback((1, 2))
+    recall.history = [EpochResult(e, {1: v, 2: 1.0}, 0, 0) for e, v in enumerate([0.9, 0.2, 0.5, 0.5, 0.4])]
+    assert recall.best.epoch == 2
+    recall.history = recall.history[:1]
+    assert recall.best.epoch == 0
+
+
+def test_query_and_gallery(
+    write_images: Callable,
+    make_data: Callable,
+    make_learner: Callable,
+    make_trainer: Callable,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    rows = write_images({"a": 4, "b": 2, "x": 3, "y": 3, "z": 2})
+    query, gallery = make_tables([rows[6], rows[9], rows[12], rows[13]], [rows[7], rows[8], rows[10], rows[11]])
+    data = make_data(splits=Splits("tiny", make_tables(rows[:6])[0], query, gallery))
+    recall, learner = RecallCallback((1, 4), engine="torch"), make_learner()
+    make_trainer(callbacks=[recall]).validate(learner, data, verbose=False)
+    embeddings = [embed(learner, images) for images in (data.eval_images[0], data.eval_images[1])]
+    by_hand = recall_at_k(
+        embeddings[0],
+        query.labels,
+        (1, 4),
+        gallery=embeddings[1],
+        gallery_labels=gallery.labels,
+        engine="torch",
+    )
+    assert recall.history[0].recall == by_hand
+    assert by_hand[1] < by_hand[4] == 0.5  # both z queries have nothing to find, and the whole gallery is searched
+    assert "2 of 4 test queries have no image of their class to find: counted as misses." in capsys.readouterr().out
+    for found, expected in zip(recall.selected_embeddings, embeddings, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_nothing_is_said_when_every_query_has_a_positive(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    make_trainer(callbacks=[RecallCallback((1,), engine="torch")]).validate(make_learner(), make_data(), verbose=False)
+    assert "misses" not in capsys.readouterr().out
+
+
+def test_a_partial_pass_is_refused(make_data: Callable, make_learner: Callable, make_trainer: Callable) -> None:
+    recall = RecallCallback((1,), engine="torch")
+    with pytest.raises(UsageError, match="6 distinct images were seen, expected 8; the pass over the data was partial"):
+        make_trainer(callbacks=[recall], limit_val_batches=2).fit(make_learner(), make_data())
+    assert recall.history == []
+
+
+def test_the_sanity_pass_is_neither_scored_nor_checkpointed(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
+) -> None:
+    class AfterSanity(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.seen = (list(recall.history), dict(trainer.callback_metrics), list(tmp_path.glob("*.ckpt")))
+
+    recall, after = RecallCallback((1,), engine="torch"), AfterSanity()
+    keep = ModelCheckpoint(tmp_path, "best", monitor=recall.monitor, mode="max")
+    trainer = make_trainer(
+        callbacks=[recall, keep, after], num_sanity_val_steps=2, enable_checkpointing=True, max_epochs=2
+    )
+    trainer.fit(make_learner(), make_data())
+    assert after.seen == ([], {}, [])
+    assert [result.epoch for result in recall.history] == [1, 2]
+    assert float(keep.best_model_score) == pytest.approx(recall.best.recall[1])
+    assert torch.load(tmp_path / "best.ckpt", weights_only=True)["epoch"] + 1 == recall.best.epoch
+
+
+@pytest.mark.parametrize(("k", "refused"), [(7, False), (8, True)])
+def test_k_above_the_gallery_is_refused_before_the_first_epoch(
+    k: int, refused: bool, make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    learner, trainer = make_learner(), make_trainer(callbacks=[RecallCallback((1, k), engine="torch")])
+    if refused:
+        with pytest.raises(UsageError, match="K=8 is larger than the gallery: it has 7 images"):
+            trainer.fit(learner, make_data())
+        assert trainer.global_step == 0
+    else:
+        trainer.fit(learner, make_data())
+
+
+def test_embeddings_that_are_not_numbers_are_refused(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    learner, recall = make_learner(), RecallCallback((1,), engine="torch")
+    with torch.no_grad():
+        learner.net.head.bias[0] = torch.nan
+    with pytest.raises(UsageError, match="8 of 8 query embeddings hold NaN"):
+        make_trainer(callbacks=[recall]).validate(learner, make_data(), verbose=False)
+    assert recall.history == []
+
+
+@pytest.mark.parametrize("k", [(), (0,), (1, -2), (1.5,), (True,)], ids=str)
+def test_k_is_checked(k: tuple) -> None:
+    with pytest.raises(UsageError, match="recall_k"):
+        RecallCallback(k)
+
+
+def test_result_as_plain_types() -> None:
+    result = EpochResult(3, {1: 0.25, 10: 0.5}, 2.0, 1.0, 9.5)
+    assert result.as_dict() == {
+        "epoch": 3,
+        "recall": {"1": 0.25, "10": 0.5},
+        "train_seconds": 2.0,
+        "eval_seconds": 1.0,
+        "train_loss": 9.5,
+        "validation": None,
+        "search_seconds": 0.0,
+    }
+    assert format_recall(result.recall) == "Recall@1 25.0  @10 50.0"
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_is_the_mean_of_its_own_epoch(make_data, make_learner, make_trainer, accumulate: int, capsys) -> None:
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            shown.append(bar.get_metrics(trainer, pl_module)["loss"])
+
+    losses: list[float] = []
+    shown: list[str] = []
+    recall, learner, bar = RecallCallback((1,), engine="torch"), make_learner(), LossBar()
+    learner.loss.register_forward_hook(lambda module, given, loss: losses.append(float(loss)))
+    trainer = make_trainer(
+        callbacks=[recall, bar, Watch()], max_epochs=3, accumulate_grad_batches=accumulate, enable_progress_bar=True
+    )
+    trainer.fit(learner, make_data())
+    assert len(losses) == 3 * 2
+    means = [sum(losses[start : start + 2]) / 2 for start in (0, 2, 4)]
+    assert [result.train_loss for result in recall.history] == pytest.approx(means)
+    assert recall.history[-1].train_loss == float(trainer.logged_metrics["train/loss_epoch"])
+    assert f"epoch 3/3: loss {means[-1]:.3f}  " in capsys.readouterr().out
+    assert shown == [f"{loss:.3f}" for loss in losses]
+
+
+def test_held_out_classes_select_the_epoch(make_data, make_learner, make_trainer, splits, write_images) -> None:
+    [validation] = make_tables(write_images({"v": 3, "w": 3}))
+    data = make_data(splits=replace(splits, validation=validation))
+    recall, learner = RecallCallback((1, 2), engine="torch", select_on="validation"), make_learner()
+    assert recall.monitor == "validation/recall_at_1"
+    make_trainer(callbacks=[recall], max_epochs=2).fit(learner, data)
+    by_hand = [
+        recall_at_k(embed(learner, images), images.labels, (1, 2), engine="torch") for images in data.eval_images
+    ]
+    assert [recall.history[-1].recall, recall.history[-1].validation] == by_hand
+
+    def result(epoch: int, test: float, held_out: float) -> EpochResult:
+        return EpochResult(epoch, {1: test, 2: 1.0}, 0, 0, validation={1: held_out, 2: 1.0})
+
+    recall.history = [result(1, 0.1, 0.5), result(2, 0.3, 0.9), result(3, 0.8, 0.2)]
+    assert (recall.selected.epoch, recall.best.epoch) == (2, 3)
