@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 from proxy_anchor.reports.curves import recall_curves
 from proxy_anchor.utils import write_text
@@ -55,7 +55,7 @@ def write_run_page(folder: Path, config: Mapping[str, Any], result: Mapping[str,
         f"{escape(result['selected_by'])}.</p>{warnings}"
         f"<h2>Curves</h2>{curves}{picture}"
         f"<h2>Environment</h2>{_table([['', 'version'], *map(list, environment.items())])}"
-        f"<h2>Config</h2><pre>{escape(OmegaConf.to_yaml(OmegaConf.create(dict(config))))}</pre></body></html>\n",
+        f"<h2>Config</h2><pre>{escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))}</pre></body></html>\n",
     )
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+import yaml
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.utils import RESULT_FILE, read_result
@@ -147,7 +145,7 @@ def _read_run(folder: Path, searched_in: Path) -> Run:
             raise UsageError("not finished" if name == RESULT_FILE else f"no {name}")
     try:
         result = read_result(folder) or {}
-        config: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
+        config: Any = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         searched = result["searched"]
         _ = [result[row]["recall"] for row in ("selected", "best", "last")], result["history"][0]
         _ = [(row["epoch"], row["recall"], row["train_seconds"]) for row in result["history"]]
@@ -157,7 +155,7 @@ def _read_run(folder: Path, searched_in: Path) -> Run:
             config["embedding_dim"],
         )
         _ = config["data"]["batch_size"], config["dataset"]["images"]["crop"]
-    except (ValueError, LookupError, TypeError, YAMLError, OmegaConfBaseException) as error:
+    except (ValueError, LookupError, TypeError, yaml.YAMLError) as error:
         raise UsageError(f"{RESULT_FILE} or {CONFIG_FILE} is damaged ({type(error).__name__})") from error
     if searched != "test":
         raise UsageError("searches held-out classes, as a fold does")
