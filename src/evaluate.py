@@ -33,6 +33,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
+    config.take_former_names(trained)
     # A checkpoint may be older than this key.
     set_float32_precision(trained.get("float32_precision", BEFORE["float32_precision"]))
     if cfg.dataset.name == "from_checkpoint":

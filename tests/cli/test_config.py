@@ -114,3 +114,15 @@ def test_the_former_name_of_crop_on_is_taken_and_said_once(capsys: pytest.Captur
 def test_an_unknown_float32_precision_is_named() -> None:
     with pytest.raises(UsageError, match=r"^float32_precision=high is not known; choose one of: tf32, ieee"):
         config.check_config(compose_train(*COMPILED, "batch_norm=train", "float32_precision=high"))
+
+
+@pytest.mark.parametrize("name", ["cub", "cars", "sop", "inshop"])
+def test_a_benchmarks_loader_is_found_under_its_former_name(name: str) -> None:
+    function = f"{name}.load_{name}"
+    for found in ("proxy_anchor.data.", "proxy_anchor.data.benchmarks."):
+        saved = {"dataset": {"load": {"_target_": found + function}}}
+        assert config.take_former_names(saved) is None
+        assert saved["dataset"]["load"]["_target_"] == "proxy_anchor.data.benchmarks." + function
+    own = {"dataset": {"load": {"_target_": "proxy_anchor.data.folder.load_folder"}}}
+    config.take_former_names(own)
+    assert own["dataset"]["load"]["_target_"] == "proxy_anchor.data.folder.load_folder"

@@ -45,10 +45,13 @@ def make_paths_absolute(cfg: DictConfig) -> None:
 
 
 def take_former_names(config: Any) -> str | None:
-    """Move the value of `data.decode`, the former name of `data.crop_on`, to the new key; what to say about it.
+    """Rename what earlier versions wrote: `data.decode` is now `data.crop_on`; a benchmark's loader has another module.
 
-    config: plain, or Hydra's. Raises UsageError when both are given.
+    config: plain, or Hydra's. Returns what to say about a key that the user gave. Raises UsageError when both are given.
     """
+    load = (config.get("dataset") or {}).get("load") or {}
+    if isinstance(target := load.get("_target_"), str):
+        load["_target_"] = re.sub(r"(?<=^proxy_anchor\.data\.)(?=(cub|cars|sop|inshop)\.)", "benchmarks.", target)
     data = config.get("data")
     former = data.pop("decode", None) if data is not None and "decode" in data else None
     if former is None:

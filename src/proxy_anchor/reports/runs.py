@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -167,7 +168,10 @@ def is_benchmark(config: Mapping[str, Any]) -> bool:
     """Whether the data are a named benchmark, through its own loader."""
     dataset = config["dataset"]
     loader = str(dataset.get("load", {}).get("_target_", ""))
-    return dataset["name"] in BENCHMARKS and loader.startswith(f"proxy_anchor.data.{dataset['name']}.")
+    # Earlier versions had the loaders one folder up.
+    return dataset["name"] in BENCHMARKS and bool(
+        re.match(rf"proxy_anchor\.data\.(benchmarks\.)?{dataset['name']}\.", loader)
+    )
 
 
 def is_whole_benchmark(config: Mapping[str, Any]) -> bool:

@@ -34,10 +34,7 @@ class Startup(pl.Callback):
         """Compile and compare; stop the clock."""
         start = time.monotonic()
         if pl_module.compiled is not None:
-            pl_module.print(
-                f"compiled network: {check_compiled(trainer, pl_module.net, pl_module.compiled, pl_module.loss)}",
-                flush=True,
-            )
+            pl_module.print(f"compiled network: {check_compiled(trainer, pl_module)}", flush=True)
         now = time.monotonic()
         self.seconds = {"total": now - self.started, "compilation": now - start}
 
