@@ -52,12 +52,19 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     set_float32_precision(cfg.float32_precision)  # each run: the one before in this process may have had another
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=config.selecting_set(cfg))
+    callbacks = [*callbacks, *config.further_callbacks(cfg)]
     startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()
     trainer = instantiate(
         cfg.trainer,
         strategy=config.strategy(cfg),
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
-        callbacks=[startup, memory, recall, *callbacks, *config.bookkeeping(cfg, folder, recall.monitor, health)],
+        callbacks=[
+            startup,
+            memory,
+            recall,
+            *callbacks,
+            *config.bookkeeping(cfg, folder, recall.monitor, health, callbacks),
+        ],
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )
@@ -77,6 +84,8 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
         if before is None:
             trainer.validate(learner, data, verbose=False)
             config.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing
+            for logger in trainer.loggers:
+                logger.log_hyperparams(metadata["config"])
             print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
         trainer.fit(learner, data, ckpt_path=before and before.path)
 

@@ -7,6 +7,7 @@ stand inside the functions that need them, so that errors come at once.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,12 +120,30 @@ def num_folds(cfg: DictConfig) -> int:
     return cfg.validation.num_folds
 
 
-def _progress_bars(cfg: DictConfig) -> list[pl.Callback]:
-    """The trainer's bar, if it is on, looking at the loss every 20 steps: each look waits for the GPU."""
+def further_callbacks(cfg: DictConfig) -> list[pl.Callback]:
+    """Those of the group `callbacks`. Raises UsageError for what is none."""
+    import pytorch_lightning as pl
+    from hydra.utils import instantiate
+
+    found = {name: instantiate(each) for name, each in cfg.callbacks.items()}
+    for name, each in found.items():
+        if not isinstance(each, pl.Callback):
+            raise UsageError(
+                f"callbacks.{name}: expected a pytorch_lightning.Callback by its _target_, received {type(each).__name__}."
+            )
+    return list(found.values())
+
+
+def _progress_bars(cfg: DictConfig, further: Sequence[pl.Callback]) -> list[pl.Callback]:
+    """The bar, if it is on and none was given, looking at the loss every 20 steps: each look waits for the GPU."""
+    from pytorch_lightning.callbacks import ProgressBar
+
     from proxy_anchor.training.callbacks.progress import LossBar
 
+    if not cfg.trainer.enable_progress_bar or any(isinstance(each, ProgressBar) for each in further):
+        return []
     on_gpu = cfg.trainer.accelerator != "cpu"
-    return [LossBar(refresh_rate=20 if on_gpu else 1)] if cfg.trainer.enable_progress_bar else []
+    return [LossBar(refresh_rate=20 if on_gpu else 1)]
 
 
 def _running_mean(cfg: DictConfig) -> list[pl.Callback]:
@@ -137,8 +156,13 @@ def _running_mean(cfg: DictConfig) -> list[pl.Callback]:
     return [WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(cfg.optimizer.ema_decay))]
 
 
-def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback) -> list[pl.Callback]:
-    """The checkpoints, the progress bar if it is on, and what watching a run and continuing it takes."""
+def bookkeeping(
+    cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback, further: Sequence[pl.Callback]
+) -> list[pl.Callback]:
+    """The checkpoints, the progress bar if it is on, and what watching a run and continuing it takes.
+
+    further: those that the user has added, which may hold a progress bar.
+    """
     from proxy_anchor.training.callbacks.checkpoint import run_checkpoints
     from proxy_anchor.training.run_folder import RunRecord, StopOnSignal
 
@@ -146,7 +170,7 @@ def bookkeeping(cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback
     checkpoints: list[pl.Callback] = [
         *_running_mean(cfg),
         *run_checkpoints(folder, monitor, every),
-        *_progress_bars(cfg),
+        *_progress_bars(cfg, further),
     ]
     return [health, RunRecord(), StopOnSignal(), *checkpoints]
 
@@ -453,8 +477,8 @@ _ANY_TYPE = (
 )
 
 
-# What is passed on whole to functions of this package; a loss, a loader and the trainer say themselves what they take.
-_CLOSED = ("optimizer", "data", "dataset.images", "validation")
+# Groups that take any key: their members are built by `_target_`, which says itself what it takes.
+_OPEN = ("logger", "callbacks")
 
 
 def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
@@ -462,11 +486,10 @@ def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
     a group that takes no others.
     """
     group, known = place.rstrip("."), sorted(map(str, default))
-    for key in map(str, cfg) if group in _CLOSED else ():
+    for key in map(str, cfg) if group not in _OPEN and "_target_" not in default else ():
         if key not in known:
-            raise UsageError(
-                f"unknown key {place}{key}.{did_you_mean(key, known)} Known in {group}: {', '.join(known)}."
-            )
+            where = f"in {group}" if group else "at the top"
+            raise UsageError(f"unknown key {place}{key}.{did_you_mean(key, known)} Known {where}: {', '.join(known)}.")
     for key in map(str, default):
         name = f"{place}{key}"
         if name in _ANY_TYPE or key not in cfg or OmegaConf.is_missing(default, key) or default[key] is None:
@@ -549,6 +572,15 @@ def check_launcher(cfg: DictConfig) -> None:
         raise UsageError(f"launcher={cfg.launcher.name}: it runs the jobs of a sweep; add -m, or leave launcher out.")
 
 
+# Arguments of the trainer that a run sets itself, and what does their work.
+_OWN_TRAINER_KEYS = {
+    "callbacks": "add yours with +callbacks.NAME._target_=module.Class",
+    "logger": "choose with logger=..., or add yours with +logger.NAME._target_=module.Class",
+    "plugins": "leave it out",
+    "default_root_dir": "choose the run folder with run=NAME",
+}
+
+
 def check_config(cfg: DictConfig) -> None:
     """Raise for a value that is out of range, before any image or weight is read.
 
@@ -582,6 +614,9 @@ def check_config(cfg: DictConfig) -> None:
         )
     _check_evaluations(cfg.trainer)
     _check_accelerator(cfg.trainer.accelerator)
+    for key, instead in _OWN_TRAINER_KEYS.items():
+        if key in cfg.trainer:
+            raise UsageError(f"trainer.{key}: a run sets it itself; {instead}.")
     check_choice("compile", cfg.compile, [False, True, "auto"])
     check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
     if cfg.trainer.deterministic and cfg.trainer.benchmark:

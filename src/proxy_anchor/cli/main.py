@@ -107,7 +107,12 @@ class TimmSearchPath(SearchPathPlugin):
 
 
 def register_plugins() -> None:
-    """Make every timm name a choice of `backbone` for whatever is composed in this process."""
+    """Make every timm name a choice of `backbone`, and `selecting_recall` a resolver, for what this process composes."""
+    OmegaConf.register_new_resolver(
+        "selecting_recall",
+        lambda validation, k: f"{'test' if validation == 'test' else 'validation'}/recall_at_{min(k)}",
+        replace=True,
+    )
     Plugins.instance().register(TimmSource)
     Plugins.instance().register(TimmSearchPath)
 

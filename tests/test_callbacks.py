@@ -1,0 +1,85 @@
+"""Callbacks and loggers by YAML; a key that would be dropped is refused."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import yaml
+from commands import TINY_GLYPHS, compose_train, run_entry
+
+from proxy_anchor.cli import config
+from proxy_anchor.errors import UsageError
+from train import train
+
+SMALL = (*TINY_GLYPHS, "trainer.enable_progress_bar=false")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("+tagz=[x]", "unknown key tagz."),
+        ("+search_engine.foo=1", "unknown key search_engine.foo. Known in search_engine: name."),
+        ("+backbone.foo=1", "unknown key backbone.foo."),
+        ("+trainer.callbacks=[1]", "trainer.callbacks: a run sets it itself; add yours with +callbacks."),
+        (
+            "+trainer.default_root_dir=here",
+            "trainer.default_root_dir: a run sets it itself; choose the run folder with run=NAME.",
+        ),
+    ],
+)
+def test_a_key_that_would_be_dropped_is_refused(argument: str, message: str, tmp_path: Path) -> None:
+    done = run_entry("train.py", *SMALL, argument, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists() or not [*(tmp_path / "runs").rglob("config.yaml")]
+
+
+def test_what_is_no_callback_is_refused() -> None:
+    cfg = compose_train("+callbacks.mine._target_=collections.OrderedDict")
+    with pytest.raises(
+        UsageError, match=r"^callbacks\.mine: expected a pytorch_lightning\.Callback .*received OrderedDict"
+    ):
+        config.further_callbacks(cfg)
+
+
+@pytest.mark.parametrize(
+    ("validation", "monitor"), [("test", "test/recall_at_1"), ("classes", "validation/recall_at_1")]
+)
+def test_early_stopping_watches_the_recall_that_selects_the_epoch(validation: str, monitor: str) -> None:
+    (found,) = config.further_callbacks(compose_train("callbacks=early_stopping", f"validation={validation}"))
+    assert isinstance(found, pl.callbacks.EarlyStopping)
+    assert (found.monitor, found.mode) == (monitor, "max")
+
+
+def test_a_run_stops_early_and_logs_learning_rates_and_settings(tmp_path: Path) -> None:
+    stops = [
+        "callbacks=[early_stopping,lr_monitor]",
+        "callbacks.early_stopping.patience=1",
+        "trainer.log_every_n_steps=1",
+    ]
+    # The second epoch cannot be better than the first by the whole range.
+    cfg = compose_train(
+        *SMALL, *stops, "+callbacks.early_stopping.min_delta=1", f"dataset.root={tmp_path}/data", "logger=csv"
+    )
+    cfg.trainer.max_epochs = 4
+    folder = tmp_path / "run"
+    result = train(cfg, folder)
+    assert result["last"]["epoch"] == 2
+    assert (folder / "best.ckpt").is_file()
+    with (folder / "metrics.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    expected = {"backbone": cfg.optimizer.lr, "head": cfg.optimizer.lr, "proxies": 100 * cfg.optimizer.lr}
+    for name, rate in expected.items():
+        assert [float(row[f"lr/{name}"]) for row in rows if row[f"lr/{name}"]] == pytest.approx([rate, rate])
+        assert any(row[f"lr-AdamW/{name}"] for row in rows)
+    assert yaml.safe_load((folder / "hparams.yaml").read_text())["optimizer"]["lr"] == cfg.optimizer.lr
+
+
+def test_a_progress_bar_that_is_given_takes_the_place_of_this_projects() -> None:
+    cfg = compose_train("trainer.enable_progress_bar=true")
+    assert len(config._progress_bars(cfg, [])) == 1
+    assert config._progress_bars(cfg, [pl.callbacks.TQDMProgressBar()]) == []
