@@ -28,8 +28,9 @@ import sys, time
 sys.path.insert(0, {str(REPOSITORY / "src")!r})
 from proxy_anchor.cli import main as entry
 import train
-from proxy_anchor.training import checkpoint_io, module
-checkpoint_io.BackgroundWriter.__init__.__defaults__ = (0.0,)
+from proxy_anchor.training import module
+from proxy_anchor.training.callbacks import checkpoint
+checkpoint.BackgroundWriter.__init__.__defaults__ = (0.0,)
 step = module.MetricLearner.training_step
 module.MetricLearner.training_step = lambda *given: (time.sleep(0.05), step(*given))[1]
 entry.run(train.main, "train")

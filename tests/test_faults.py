@@ -54,8 +54,9 @@ import resource, signal, sys, threading
 sys.path.insert(0, sys.argv.pop(1))
 from proxy_anchor.cli import main as entry
 import train
-from proxy_anchor.training import checkpoint_io, module
-checkpoint_io.BackgroundWriter.__init__.__defaults__ = (0.0,)
+from proxy_anchor.training import module
+from proxy_anchor.training.callbacks import checkpoint
+checkpoint.BackgroundWriter.__init__.__defaults__ = (0.0,)
 start = module.MetricLearner.on_train_epoch_start
 
 def fill_the_disk(learner):
