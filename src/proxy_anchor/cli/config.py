@@ -6,6 +6,7 @@ stand inside the functions that need them, so that errors come at once.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
