@@ -69,7 +69,7 @@ def compile_loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     loss: a function or a module's `forward`, which leaves the names of the module's state dict as they are.
     """
-    compiled = torch.compile(loss, dynamic=False, options=compiler_options() | {"triton.cudagraphs": False})
+    compiled = torch.compile(loss, dynamic=False, options={**compiler_options(), "triton.cudagraphs": False})
 
     def compute(embeddings: Tensor, *others: Tensor) -> Tensor:
         # torch.compile's backward runs under the autocast of the call, whatever the function turned off inside.
