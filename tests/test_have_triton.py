@@ -1,4 +1,4 @@
-"""Where Triton, or what it builds with, is missing, whatever has a kernel takes its other way."""
+"""Where Triton, or what it builds with, is missing, images are cropped without the kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from proxy_anchor import utils
 from proxy_anchor.data import resample
-from proxy_anchor.losses import class_block
 
 pytest.importorskip("triton")
 
@@ -29,15 +28,12 @@ def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 def test_with_triton_and_a_compiler(link: pytest.MonkeyPatch) -> None:
     from proxy_anchor.data.resample_kernel import resample_kernel
-    from proxy_anchor.losses.class_block_kernel import FusedClassBlockLoss
 
-    assert class_block._fused() is FusedClassBlockLoss
     assert resample._kernel() is resample_kernel
 
 
 def test_without_triton(link: pytest.MonkeyPatch) -> None:
     link.setitem(sys.modules, "triton.runtime", None)
-    assert class_block._fused() is None
     assert resample._kernel() is None
 
 
@@ -49,5 +45,4 @@ def test_without_a_compiler(link: pytest.MonkeyPatch, error: Exception) -> None:
         raise error
 
     link.setattr(driver.active, "get_current_target", fail)
-    assert class_block._fused() is None
     assert resample._kernel() is None

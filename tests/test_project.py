@@ -299,16 +299,11 @@ def test_rates_of_the_documents_are_those_of_the_records():
         cells = (f"{row['devices']} | {row['batch']}", f"{row['train_per_s']:,.0f} | {row['efficiency']:.2f}")
         evaluated = f"{row['eval_per_s']:,.0f} | {share:.2f} | {row['s_per_epoch']:.2f}"
         assert f"| {' | '.join(cells)} | {evaluated} |" in text
-    scale = (REPOSITORY / "docs" / "scale.md").read_text()
-    for row in map(json.loads, (records / "sharded.jsonl").read_text().splitlines()):
-        held = (row["step_mib"] * 2**20 / 1e9, 4 * row["proxies_mib"] * 2**20 / 1e9)
-        expected = (f"{each:.1f}" for each in (row["step_ms"], row["loss_ms"], *held))
-        assert f"| {row['processes']} | {' | '.join(expected)} |" in scale
     starts = [json.loads(line) for line in (records / "fast_start.jsonl").read_text().splitlines()]
     for row in (each for each in starts if "environment" in each):
         parts = (row[f"{name}_s"] for name in ("start", "images", "first_eval", "compile", "other"))
         assert f"| {row['compiler_cache']} | {' | '.join(f'{each:.1f}' for each in parts)} |" in plain
-    for row in map(json.loads, (records / "loss.jsonl").read_text().splitlines()[-15:]):
+    for row in map(json.loads, (records / "loss.jsonl").read_text().splitlines()[-12:]):
         names = ("ms", "time_ratio", "graph_ms", "graph_ratio", "memory_ratio")
         cells = " | ".join("" if row[name] is None else f"{row[name]:.2f}" for name in names).replace("  ", " ")
         assert f" | {cells} |" in plain

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
@@ -111,14 +113,30 @@ def test_gradient_is_the_closed_form_of_eq_6(batch: int, classes: int) -> None:
     torch.testing.assert_close(similarities.grad, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_gradcheck() -> None:
-    x, proxies, labels = random_batch(5, 4, dim=3)
+@pytest.mark.parametrize(("batch", "classes"), [(5, 4), (4, 1), (1, 3)])
+def test_first_and_second_derivatives(batch: int, classes: int) -> None:
+    x, proxies, labels = random_batch(batch, classes, dim=3)
     loss = loss_with(proxies, alpha=4.0)
 
     def function(x: Tensor, proxies: Tensor) -> Tensor:
         return torch.func.functional_call(loss, {"proxies": proxies}, (x, labels))
 
-    assert torch.autograd.gradcheck(function, (x.requires_grad_(), proxies.requires_grad_()))
+    inputs = (x.requires_grad_(), proxies.requires_grad_())
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(12, 5), (4, 1), (1, 3)])
+def test_functional_gradient(batch: int, classes: int) -> None:
+    x, proxies, labels = random_batch(batch, classes)
+    loss = loss_with(proxies)
+    _, *expected = value_and_gradients(loss, x, labels)
+
+    def function(x: Tensor, proxies: Tensor) -> Tensor:
+        return torch.func.functional_call(loss, {"proxies": proxies}, (x, labels))
+
+    for found, gradient in zip(torch.func.grad(function, (0, 1))(x, proxies), expected, strict=True):
+        torch.testing.assert_close(found, gradient)
 
 
 def test_float32_agrees_with_float64() -> None:
@@ -318,9 +336,27 @@ def test_nothing_of_size_classes_squared_and_no_one_hot_is_kept_for_backward() -
     for tensor in saved:
         assert tensor.numel() <= (batch + 1) * classes
         if not tensor.is_floating_point():
-            assert tensor.numel() <= batch  # indices, not masks
+            assert tensor.numel() <= batch**2  # indices and pairs of images, no masks of classes
         elif tensor.numel() >= batch * classes:
             assert not ((tensor == 0) | (tensor == 1)).all()  # a one-hot in float
+
+
+def test_nothing_waits_for_the_device() -> None:
+    class Operations(TorchDispatchMode):
+        names: ClassVar[set[str]] = set()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.add(function.__name__.split(".")[0])
+            return function(*args, **(kwargs or {}))
+
+    loss, x = ProxyAnchorLoss(50, 16, check_labels=False), torch.randn(12, 16, requires_grad=True)
+    labels = torch.randint(50, (12,))
+    with Operations() as operations:
+        loss(x, labels).backward()
+    assert "mm" in operations.names
+    # A value read by the host, a result whose shape depends on values, a number sent to the device.
+    waits = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "index", "lift_fresh"}
+    assert not waits & operations.names
 
 
 # Bad input

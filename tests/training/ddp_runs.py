@@ -17,7 +17,6 @@ from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits
 from proxy_anchor.losses.pml import PMLLoss
-from proxy_anchor.losses.sharded import ShardedProxyAnchorLoss
 from proxy_anchor.training import module
 from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.distributed import LeanDDP, SyncBatchNorms
@@ -33,17 +32,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "clipped_values": {"trainer": {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}},
     "clipped_norm": {"trainer": {"gradient_clip_val": 2, "gradient_clip_algorithm": "norm"}},
     "accumulated": {"trainer": {"accumulate_grad_batches": 2}},
-    "sharded": {"loss": "sharded", "trainer": {"gradient_clip_val": 10, "gradient_clip_algorithm": "value"}},
     "compiled": {"compiled": True},
     "compiled_warmup": {"compiled": True, "warmup_epochs": 1},
     "compiled_p_x_k": {"compiled": True, "loss": "triplet", "data": {"images_per_class": 2}},
     "compiled_clipped_norm": {"compiled": True, "trainer": {"gradient_clip_val": 2, "gradient_clip_algorithm": "norm"}},
     "compiled_accumulated": {"compiled": True, "trainer": {"accumulate_grad_batches": 2}},
-    "compiled_sharded": {
-        "compiled": True,
-        "loss": "sharded",
-        "trainer": {"gradient_clip_val": 10, "gradient_clip_algorithm": "value"},
-    },
     "local_losses": {"local": True},  # what must not be: each process has the loss of its own part
 }
 PARTS = {"backbone": "net.backbone.", "head": "net.head.", "proxies": "loss."}
@@ -59,8 +52,6 @@ class SGDLearner(MetricLearner):
 def make_loss(name: str) -> nn.Module:
     if name == "proxy_anchor":
         return ProxyAnchorLoss(3, 8, alpha=8)
-    if name == "sharded":
-        return ShardedProxyAnchorLoss(3, 8, alpha=8)
     return PMLLoss(3, 8, TripletMarginLoss, TripletMarginMiner(margin=0.5, type_of_triplets="all"))
 
 
@@ -81,6 +72,8 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
     )
     if run.get("compiled"):
         learner.compiled = net.to(memory_format=torch.channels_last)  # compiling it would change nothing here
+        if isinstance(learner.loss, ProxyAnchorLoss):
+            learner._compiled_loss = torch.compile(learner.loss.forward, dynamic=False, backend="aot_eager")
     recall = RecallCallback((1, 2, 4), engine="torch")
     trainer = pl.Trainer(
         **{
@@ -119,11 +112,7 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
 
 
 def snapshot(learner: MetricLearner) -> dict[str, Tensor]:
-    """A copy of the state dict, with the proxies of all processes."""
-    state = {key: value.clone() for key, value in learner.state_dict().items()}
-    if isinstance(learner.loss, ShardedProxyAnchorLoss):
-        state["loss.proxies"] = learner.loss.gather_proxies()
-    return state
+    return {key: value.clone() for key, value in learner.state_dict().items()}
 
 
 def train_synchronised(splits: Splits, world_size: int, folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +15,7 @@ import torch
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
+from proxy_anchor.losses.proxy_nca import ProxyNCALoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import compile as module
 from proxy_anchor.training.callbacks.startup import Startup, check_compiled
@@ -23,6 +24,7 @@ from proxy_anchor.training.compile import (
     GradientCheck,
     check_file,
     check_gradients,
+    compile_loss,
     compiler_options,
     recall_check,
     remember_check,
@@ -57,17 +59,65 @@ def test_training_compiled_equals_training_plain(
     make_trainer(max_epochs=3).fit(plain, make_data())
     compiled = make_learner(warmup_epochs=1)
     start = {name: value.clone() for name, value in compiled.net.state_dict().items()}
-    compiled.compiled = CompiledNet(compiled.net)
+    compiled.compiled, compiled._compiled_loss = CompiledNet(compiled.net), compile_loss(compiled.loss.forward)
     make_trainer(max_epochs=3, callbacks=[startup]).fit(compiled, make_data())
     assert "cosine with the plain float32 network's is 1.0000" in capsys.readouterr().out
     assert startup.seconds["compilation"] > 0
-    for name, value in compiled.net.state_dict().items():
-        torch.testing.assert_close(value, plain.net.state_dict()[name], atol=2e-4, rtol=1e-3, msg=name)
+    for name, value in compiled.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], atol=2e-4, rtol=1e-3, msg=name)
     moved = [name for name, _ in compiled.net.backbone.named_parameters() if "conv" in name]
     # A network that was compiled while it was frozen would never move again.
     assert all(
         not torch.equal(compiled.net.state_dict()[f"backbone.{name}"], start[f"backbone.{name}"]) for name in moved
     )
+
+
+def batch_with_gradients(learner: MetricLearner, steps: Sequence[int]) -> list[torch.Tensor]:
+    """Loss, and gradients of embeddings and proxies, of the learner's training step on embeddings of these batch sizes."""
+    found = []
+    learner.log = lambda *given, **named: None
+    for step, count in enumerate(steps):
+        embeddings = torch.randn(count, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        labels = torch.arange(count) % 3
+        learner.forward = lambda images, embeddings=embeddings: embeddings
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = learner.training_step((torch.empty(0), labels, labels), step)
+        found += [loss.detach(), *torch.autograd.grad(loss, [embeddings, learner.loss.proxies])]
+    return found
+
+
+def assert_compiled_loss_is_the_plain_one(make_learner: Callable) -> None:
+    plain, other = make_learner(), make_learner()
+    compiled = MetricLearner(other.net, other.loss, compile=True)
+    assert [*compiled.state_dict()] == [*plain.state_dict()]
+    plain_calls = []
+    compiled.loss.register_forward_hook(lambda *given: plain_calls.append(1))
+    expected = batch_with_gradients(plain, (6, 6, 4))
+    for a, b in zip(batch_with_gradients(compiled, (6, 6, 4)), expected, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert not plain_calls
+
+
+def test_the_compiled_loss_is_the_plain_one(make_learner: Callable) -> None:
+    assert_compiled_loss_is_the_plain_one(make_learner)
+    assert compiler_options() | {"triton.cudagraphs": False} == GIVEN
+
+
+@pytest.mark.slow
+def test_the_loss_that_the_compiler_generates_is_the_plain_one(
+    make_learner: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on a CPU")
+    monkeypatch.undo()
+    assert_compiled_loss_is_the_plain_one(make_learner)
+
+
+def test_only_the_proxy_anchor_loss_is_compiled(make_learner: Callable) -> None:
+    learner = make_learner()
+    assert learner._compiled_loss is None
+    assert MetricLearner(learner.net, ProxyNCALoss(3, 8), compile=True)._compiled_loss is None
 
 
 def test_drop_path_passes_the_check_and_only_it_changes_the_compilers_random_numbers(
@@ -81,7 +131,7 @@ def test_drop_path_passes_the_check_and_only_it_changes_the_compilers_random_num
         learner.compiled, trainer.datamodule = CompiledNet(learner.net), make_data()
         learner.train()
         assert {"fallback_random": drop_path > 0, **compiler_options()} == GIVEN
-        assert "is 1.0000" in check_compiled(trainer, learner.net, learner.compiled, learner.loss)
+        assert "is 1.0000" in check_compiled(trainer, learner)
 
 
 def test_the_check_leaves_statistics_and_random_numbers_alone(
@@ -94,7 +144,7 @@ def test_the_check_leaves_statistics_and_random_numbers_alone(
     learner.train()
     before = {name: buffer.clone() for name, buffer in learner.net.named_buffers()}
     state = torch.get_rng_state()
-    assert "is 1.0000" in check_compiled(trainer, learner.net, learner.compiled, learner.loss)
+    assert "is 1.0000" in check_compiled(trainer, learner)
     assert all(torch.equal(buffer, before[name]) for name, buffer in learner.net.named_buffers())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in learner.parameters())

@@ -7,17 +7,16 @@ Where the released code and this file differ, with equal values and gradients wh
 - similarities and log-sum-exp are float32 (float64 for float64 input) under every precision;
 - classes are addressed by index; no one-hot matrix and no (C, C) buffer is made.
 
-`proxy_anchor_loss` is the definition, on one screen; `ProxyAnchorLoss` computes it by `class_block_loss`, which has the
-gradient written out and costs about what the similarity product alone does. Tests hold the two together.
+`proxy_anchor_loss` is what runs, eager or compiled (`compile=true`).
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from proxy_anchor.errors import UsageError, check_int, check_number
-from proxy_anchor.losses.class_block import class_block_loss
 from proxy_anchor.losses.precision import KeepsPrecision
 
 
@@ -50,24 +49,33 @@ def check_range(labels: Tensor, num_classes: int) -> None:
         )
 
 
+# Excludes a term from a sum of exponentials. Not infinity: a class without negatives would have a gradient of NaN.
+_EXCLUDED = -1e30
+
+
 def proxy_anchor_loss(similarities: Tensor, labels: Tensor, alpha: float, delta: float) -> Tensor:
     """Eq. 4 on cosine similarities (B, C) and labels (B,) in [0, C); returns a scalar."""
-    num_classes = similarities.shape[1]
     own = labels.unsqueeze(1)
 
-    # log(1 + sum over positives of exp(-alpha (s - delta))), for the classes present in the batch.
+    # log(1 + sum over positives of exp(-alpha (s - delta))), for the classes present in the batch: once per image, and the
+    # images of a class share its term.
+    same_class = own == labels  # (B, B)
+    share = same_class.sum(1, dtype=similarities.dtype).reciprocal()  # (B,), sums to 1 over the images of a class
     pull = -alpha * (similarities.gather(1, own).squeeze(1) - delta)  # (B,)
-    peak = pull.new_zeros(num_classes).scatter_reduce(0, labels, pull.detach(), "amax")  # (C,), at least 0: the "1 +"
-    total = torch.exp(-peak).scatter_add(0, labels, torch.exp(pull - peak[labels]))  # (C,)
-    present = torch.zeros_like(peak).scatter(0, labels, 1.0)
-    positive = ((peak + total.log()) * present).sum() / present.sum()
+    pull = torch.where(same_class, pull, -torch.inf)  # (B, B)
+    positive = (log_one_plus_sum_exp(pull, dim=1) * share).sum() / share.sum()
 
     # log(1 + sum over negatives of exp(alpha (s + delta))), for all classes: the own class is left out by index.
-    push = (alpha * (similarities + delta)).scatter(1, own, -torch.inf)  # (B, C)
-    zero = push.new_zeros(1, num_classes)  # the "1 +"; it also keeps a column without negatives finite
-    negative = torch.logsumexp(torch.cat([push, zero]), dim=0).mean()
+    push = (alpha * (similarities + delta)).scatter_(1, own, _EXCLUDED)  # (B, C)
+    negative = log_one_plus_sum_exp(push, dim=0).mean()
 
     return positive + negative
+
+
+def log_one_plus_sum_exp(terms: Tensor, dim: int) -> Tensor:
+    """log(1 + sum of exp(terms) along `dim`); finite for every finite term."""
+    # From 40 on the 1 is below the precision of float64; torch's threshold is 20.
+    return F.softplus(torch.logsumexp(terms, dim), threshold=40)
 
 
 def make_proxies(num_classes: int, embedding_dim: int) -> nn.Parameter:
@@ -112,22 +120,22 @@ class ProxyAnchorLoss(KeepsPrecision):
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
         self.alpha, self.delta = float(alpha), float(delta)
         self.check_labels = check_labels
-        self.proxies = self._make_proxies()
-
-    def _make_proxies(self) -> nn.Parameter:
-        return make_proxies(self.num_classes, self.embedding_dim)
+        self.proxies = make_proxies(num_classes, embedding_dim)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Eq. 4 of Kim et al. 2020.
 
         embeddings: (B, D) float, need not be normalised. labels: (B,) integers in [0, C). Returns a scalar in float32
-        (float64 for float64 embeddings and proxies). Raises UsageError when shapes do not fit or a label is outside
+        (float64 if embeddings or proxies are). Raises UsageError when shapes do not fit or a label is outside
         the range, naming it.
         """
         check_shapes(embeddings, labels, self.embedding_dim)
         if self.check_labels:
             check_range(labels, self.num_classes)
-        return class_block_loss(embeddings, self.proxies, labels.long(), self.alpha, self.delta)
+        dtype = torch.promote_types(embeddings.dtype, self.proxies.dtype)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            similarities = unit_length(embeddings.to(dtype)) @ unit_length(self.proxies.to(dtype)).T
+            return proxy_anchor_loss(similarities, labels.long(), self.alpha, self.delta)
 
     def extra_repr(self) -> str:
         """The arguments, for print(module)."""

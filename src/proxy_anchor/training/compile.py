@@ -1,4 +1,4 @@
-"""torch.compile for the network, and the check that it trains as the network itself does."""
+"""torch.compile for network and loss, and the check that the network trains as it does eagerly."""
 
 from __future__ import annotations
 
@@ -62,6 +62,21 @@ class CompiledNet:
         embeddings = self._forward(images)
         # An evaluation keeps its embeddings longer than the graph does.
         return embeddings if training else embeddings[:count].clone()
+
+
+def compile_loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss function compiled for one shape of batch; no CUDA graph.
+
+    loss: a function or a module's `forward`, which leaves the names of the module's state dict as they are.
+    """
+    compiled = torch.compile(loss, dynamic=False, options={**compiler_options(), "triton.cudagraphs": False})
+
+    def compute(embeddings: Tensor, *others: Tensor) -> Tensor:
+        # torch.compile's backward runs under the autocast of the call, whatever the function turned off inside.
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return compiled(embeddings, *others)
+
+    return compute
 
 
 def compiler_options() -> dict[str, bool]:

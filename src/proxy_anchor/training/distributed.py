@@ -224,14 +224,13 @@ class LeanDDP(DDPStrategy):
 
 
 class JoinedGradients:
-    """The gradients of a module's parameters that all processes hold, averaged in one piece.
+    """The gradients of a module's parameters, averaged over all processes in one piece.
 
-    module: whose parameters, on their device; those in `_ddp_params_and_buffers_to_ignore` are left out, as by DDP.
+    module: whose parameters, on their device.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        own = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        shared = [p for name, p in module.named_parameters() if p.requires_grad and name not in own]
+        shared = [p for p in module.parameters() if p.requires_grad]
         kinds = {dtype: [p for p in shared if p.dtype == dtype] for dtype in {p.dtype: None for p in shared}}
         # For each kind one vector, and the place of each parameter's gradient in it.
         self._pieces = [(_joined(parameters), parameters) for parameters in kinds.values()]

@@ -11,12 +11,10 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import AdamW, Optimizer
 
 from proxy_anchor.data.sampling import PKBatches, share_seen
-from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
-from proxy_anchor.losses.sharded import ignored_by_ddp
 from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.training.compile import CompiledNet
+from proxy_anchor.training.compile import CompiledNet, compile_loss
 from proxy_anchor.training.distributed import gather_batch
 from proxy_anchor.training.finite import FiniteGuard
 from proxy_anchor.training.optim import (
@@ -40,7 +38,8 @@ class MetricLearner(pl.LightningModule):
         loss: `loss(embeddings, labels)`; its parameters, if any, are the proxies.
         optimizer: how their tensors move.
         metadata: plain values saved in every checkpoint (how data and model were made).
-        compile: run the network compiled (see `training.compile`); the weights are those of `net` either way.
+        compile: run the network and the Proxy-Anchor loss compiled (see `training.compile`); the weights are those of `net` and
+            `loss` either way.
         num_evaluated: images that all evaluations together will embed; compiling for few of them would not pay. None: many.
 
     Raises UsageError when the loss stops being finite.
@@ -61,11 +60,12 @@ class MetricLearner(pl.LightningModule):
         self.net, self.loss = net, loss
         if isinstance(loss, (ProxyAnchorLoss, MetricLoss)):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
-        self._ddp_params_and_buffers_to_ignore = ignored_by_ddp(self)  # each process has proxies of its own there
         self.metadata = metadata or {}
-        self.compiled = None
+        self.compiled, self._compiled_loss = None, None
         if compile:
             self.compiled = CompiledNet(net.to(memory_format=torch.channels_last), num_evaluated=num_evaluated)
+            if isinstance(loss, ProxyAnchorLoss):  # others look at values on the host
+                self._compiled_loss = compile_loss(loss.forward)
         self._guard, self._loss_finite = FiniteGuard(), torch.tensor(True)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class MetricLearner(pl.LightningModule):
         """Images in, embeddings out, loss of the batch of all devices, log."""
         images, labels, _ = batch
         embeddings, labels = gather_batch(self(images), labels)
-        loss = self.loss(embeddings, labels)
+        loss = (self._compiled_loss or self.loss)(embeddings, labels)
         self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
         # Not prog_bar: the trainer would fetch it from the card, and wait for it, in every step. See LossBar.
         self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(labels))
@@ -142,11 +142,6 @@ class MetricLearner(pl.LightningModule):
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip as the trainer would, which refuses fused optimizers for fear of a loss scaler."""
-        if gradient_clip_val is not None and gradient_clip_algorithm != "value" and ignored_by_ddp(self):
-            raise UsageError(
-                "trainer.gradient_clip_algorithm: with proxies divided over processes no process knows the norm of the whole "
-                "gradient; use value."
-            )
         if gradient_clip_val is None or not optimizer.defaults.get("fused"):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
