@@ -73,8 +73,7 @@ class MetricLearner(pl.LightningModule):
         return self.net(images) if self.compiled is None else self.compiled(images)
 
     def on_train_epoch_start(self) -> None:
-        """Log the learning rates, and which share of the training images this epoch's P x K batches hold."""
-        self.log_dict({f"lr/{group['name']}": group["lr"] for group in self.optimizers().param_groups})  # type: ignore[union-attr]
+        """Log which share of the training images this epoch's P x K batches hold."""
         order = getattr(getattr(self.trainer, "datamodule", None), "order", None)
         if isinstance(order, PKBatches):
             self.log("train/images_seen", share_seen(order, self.current_epoch))

@@ -186,6 +186,10 @@ class RecallCallback(pl.Callback):
         )
         self.history.append(result)
         pl_module.log("search_seconds", result.search_seconds)
+        # With the evaluation, not at the start of an epoch: a run that goes on from a checkpoint then logs the same rows.
+        for optimizer in trainer.optimizers:
+            for number, group in enumerate(optimizer.param_groups):
+                pl_module.log(f"lr/{group.get('name', number)}", group["lr"])
         for name, each in values.items():
             pl_module.log_dict({f"{name}/{key}": value for key, value in each.items()})
         # The logger's own `epoch` counts from 0 and is 0 for the untrained state too.
