@@ -198,6 +198,7 @@ def test_every_experiment_trains_on_made_up_images(name, roots, tmp_path):
         *ONE_EPOCH,
         "logger=csv",
         "trainer.accelerator=cpu",
+        "compile=false",
     )
     result = train(cfg, tmp_path)
     assert [row["epoch"] for row in result["history"]] == [0, 1]

@@ -486,7 +486,7 @@ def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
     a group that takes no others.
     """
     group, known = place.rstrip("."), sorted(map(str, default))
-    for key in map(str, cfg) if group not in _OPEN and "_target_" not in default else ():
+    for key in map(str, cfg) if group not in _OPEN and "_target_" not in known else ():
         if key not in known:
             where = f"in {group}" if group else "at the top"
             raise UsageError(f"unknown key {place}{key}.{did_you_mean(key, known)} Known {where}: {', '.join(known)}.")

@@ -42,7 +42,7 @@ from proxy_anchor.errors import STOPPED, USAGE_ERROR, AgreedError, FolderTaken, 
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.sweeps.launcher import SWEEP_JOB, JobError, read_failure, write_failure
 from proxy_anchor.sweeps.processes import RankError, leave_error, left_by_others, run_ranks
-from proxy_anchor.training.run_lock import HELD_BY_PARENT, held, release, take
+from proxy_anchor.training.run_lock import HELD_BY_PARENT, held, take
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, keep_freed_memory, one_of_several, rank, read_result
 
 STARTED_AT = "PROXY_ANCHOR_STARTED"  # hands it on to the processes of one command, which share a monotonic clock
@@ -157,11 +157,10 @@ class RunFolder(Callback):
                 take(folder)
                 return
             for number in count(2):
-                with suppress(FolderTaken):
+                with suppress(FolderTaken, FileExistsError):
+                    folder.mkdir(parents=True)  # of two commands one succeeds, whenever they look at the lock
                     take(folder, wait_s=0)
-                    if not any(folder.glob("*")):
-                        return
-                    release(folder)  # of a run that was as quick to end
+                    return
                 config.run = f"{name}_{number}"
                 folder = folder.with_name(config.run)
         except (UsageError, OSError) as error:
