@@ -94,14 +94,14 @@ def test_a_gpu_that_is_not_there_is_said_with_the_repair(monkeypatch: pytest.Mon
 
 
 def test_the_former_name_of_crop_on_is_taken_and_said_once(capsys: pytest.CaptureFixture) -> None:
-    cfg = compose_train(*COMPILED, "batch_norm=train", "data.decode=cpu")
+    cfg = compose_train(*COMPILED, "run=x", "batch_norm=train", "data.decode=cpu")
     config.check_config(cfg)
     assert (cfg.data.crop_on, "decode" in cfg.data) == ("cpu", False)
     assert capsys.readouterr().out == (
         "data.decode=cpu is now data.crop_on=cpu: it says where images are cropped; worker processes decode them.\n"
     )
     config.check_config(cfg)  # as each process of several does
-    new = compose_train(*COMPILED, "batch_norm=train", "data.crop_on=cpu")
+    new = compose_train(*COMPILED, "run=x", "batch_norm=train", "data.crop_on=cpu")
     config.check_config(new)
     assert new == cfg
     assert capsys.readouterr().out == ""
