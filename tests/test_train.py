@@ -163,7 +163,7 @@ def test_the_processes_of_one_command_share_its_clock(tmp_path, monkeypatch):
     monkeypatch.setattr(entry, "read_result", lambda folder: {})
     monkeypatch.setattr(entry, "STARTED", 123.25)  # also of a sweep's second job, whose clock is its own
     entry.run_as_ranks(compose_train("run=x"), tmp_path, 2)
-    look = [sys.executable, "-c", "import entry; print(entry.STARTED)"]
+    look = [sys.executable, "-c", "from proxy_anchor.cli import main; print(main.STARTED)"]
     done = subprocess.run(look, env={**os.environ, **handed_on}, capture_output=True, text=True, check=True)
     assert done.stdout == "123.25\n"
     assert entry.STARTED_AT not in os.environ

@@ -51,6 +51,8 @@ def take_former_names(config: Any) -> str | None:
 
     config: plain, or Hydra's. Returns what to say about a key that the user gave. Raises UsageError when both are given.
     """
+    if "callbacks" not in config:
+        config["callbacks"] = {}  # what runs had before there was the group
     load = (config.get("dataset") or {}).get("load") or {}
     if isinstance(target := load.get("_target_"), str):
         load["_target_"] = re.sub(r"(?<=^proxy_anchor\.data\.)(?=(cub|cars|sop|inshop)\.)", "benchmarks.", target)

@@ -75,7 +75,6 @@ BEFORE = {
     "dataset.images.grayscale": 0.0,
     "backbone.drop_path": 0.0,
     "float32_precision": "tf32",
-    "callbacks": {},
 }
 
 
