@@ -50,7 +50,10 @@ def test_two_processes_give_the_numbers_of_one(weights: str, tmp_path: Path) -> 
     one, two = (json.loads((each / "result.json").read_text()) for each in (tmp_path / "runs/one", folders[0]))
     assert (one["num_devices"], two["num_devices"]) == (1, 2)
     for single, several in zip(one["history"], two["history"], strict=True):
-        assert several["recall"] == single["recall"]
+        # AdamW makes steps of rounding: after training one of the 64 queries may find another neighbour. Exact equality, with
+        # SGD, is tests/training/test_distributed.py's.
+        trained = 1 / 64 if single["train_loss"] else 0
+        assert several["recall"] == pytest.approx(single["recall"], abs=trained + 1e-9)
         assert several["train_loss"] == (single["train_loss"] and pytest.approx(single["train_loss"], rel=1e-4))
 
 
