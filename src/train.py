@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli.folds import cross_validate
 from proxy_anchor.training.run_lock import held
-from proxy_anchor.utils import selecting_recall
+from proxy_anchor.utils import RESULT_FILE, selecting_recall
 
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
@@ -41,7 +42,6 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from proxy_anchor.training.distributed import SyncBatchNorms
     from proxy_anchor.training.float32 import set_float32_precision
     from proxy_anchor.training.module import MetricLearner
-    from proxy_anchor.training.optim import OptimizerSettings
 
     # Everything that can refuse the configuration comes before the data.
     config.make_paths_absolute(cfg)
@@ -51,7 +51,10 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
         return result
     set_float32_precision(cfg.float32_precision)  # each run: the one before in this process may have had another
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, select_on=config.selecting_set(cfg))
+    scored = config.is_scored(cfg)
+    recall = RecallCallback(
+        cfg.recall_k, engine=cfg.search_engine.name, select_on=config.selecting_set(cfg), scored=scored
+    )
     callbacks = [*callbacks, *config.further_callbacks(cfg)]
     startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()
     trainer = instantiate(
@@ -63,7 +66,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
             memory,
             recall,
             *callbacks,
-            *config.bookkeeping(cfg, folder, recall.monitor, health, callbacks),
+            *config.bookkeeping(cfg, folder, recall.monitor if scored else None, health, callbacks),
         ],
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
@@ -77,7 +80,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     cfg.compile = config.whether_to_compile(cfg, net, len(data.splits.train), before)
     metadata = config.run_metadata(cfg, data.splits, before)
     compilation = config.compilation(cfg, data.num_eval_images)
-    learner = MetricLearner(net, loss, OptimizerSettings(**cfg.optimizer), metadata=metadata, **compilation)
+    learner = MetricLearner(net, loss, **config.learning(cfg), metadata=metadata, **compilation)
 
     print(data.describe(), config.describe_training(cfg), sep="\n", flush=True)
     with explained(trainer, learner, data), naming_all_unusable(data.splits, data.on_bad_image):
@@ -86,9 +89,13 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
             config.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing
             for logger in trainer.loggers:
                 logger.log_hyperparams(metadata["config"])
-            print(f"{data.describe_loading()}\nbefore training: {format_recall(recall.history[0].recall)}", flush=True)
+            untrained = format_recall(recall.history[0].recall) if scored else "Recall is not computed"
+            print(f"{data.describe_loading()}\nbefore training: {untrained}", flush=True)
         trainer.fit(learner, data, ckpt_path=before and before.path)
 
+    if not scored:
+        print(f"no {RESULT_FILE}: a run on a part of the images has no Recall.", flush=True)
+        return {}
     result = make_result(recall, data, trainer, startup.seconds, memory) | {
         "warnings": health.warnings,
         "float32_precision": cfg.float32_precision,
@@ -108,7 +115,7 @@ def main(cfg: DictConfig) -> float:
         result = cross_validate(train, cfg, folder)
     else:
         result = train(cfg, folder)
-    return selecting_recall(result)
+    return selecting_recall(result) if result else math.nan
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from commands import compose_train
 from omegaconf import OmegaConf
 from torch import nn
 
+from proxy_anchor.cli.config import learning
 from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.training.optim import OptimizerSettings
+from proxy_anchor.training.optim import check_learning
 
 # Optimisation. Its table has columns for BN-Inception and ResNet-50. GoogLeNet takes BN-Inception's ("networks outside the
 # paper"; batch 180 is its own), ResNet-101 takes ResNet-50's, and the ResNets on SOP and In-Shop, where the table has no
@@ -41,7 +42,8 @@ RECIPES = {
 
 # The same for all pairs: key, value, section.
 COMMON = {
-    "optimizer.schedule": "step",               # Optimisation
+    "optimizer._target_": "torch.optim.AdamW",  # Optimisation
+    "scheduler._target_": "torch.optim.lr_scheduler.StepLR",
     "optimizer.weight_decay": 1e-4,             # Optimisation
     "trainer.gradient_clip_val": 10,            # Optimisation
     "trainer.gradient_clip_algorithm": "value", # Optimisation
@@ -100,15 +102,15 @@ def test_resolved_config_of_each_pair(dataset, network):
         cfg.trainer.max_epochs,
         cfg.data.batch_size,
         optimizer.warmup_epochs,
-        optimizer.lr_step_epochs,
-        optimizer.lr_gamma,
+        cfg.scheduler.step_size,
+        cfg.scheduler.gamma,
         cfg.batch_norm,
     ) == RECIPES[dataset, network]
     assert {key: OmegaConf.select(cfg, key) for key in COMMON} == COMMON
     assert cfg.recall_k == RECALL_K[dataset]
     assert cfg.backbone.name == PREPROCESSING[network][0]
     assert (cfg.dataset.name, cfg.dataset.allow_partial) == (dataset, False)
-    OptimizerSettings(**optimizer)
+    check_learning(**learning(cfg))
 
 
 def test_the_table_is_complete():

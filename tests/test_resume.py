@@ -253,7 +253,12 @@ class Fails(pl.Callback):
 
 
 def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
-    chosen = ["optimizer.ema_decay=0.9", "trainer.max_epochs=3", f"dataset.root={straight}/data/glyphs"]
+    chosen = [
+        "callbacks=ema",
+        "callbacks.ema.multi_avg_fn.decay=0.9",
+        "trainer.max_epochs=3",
+        f"dataset.root={straight}/data/glyphs",
+    ]
     here, there = (tmp_path / each / "runs/x" for each in ("one", "two"))
     train(compose_train(*RUN, *chosen), here)
     with pytest.raises(RuntimeError, match="third epoch"):

@@ -81,7 +81,7 @@ def test_one_killed_process_ends_the_others_and_the_same_command_continues(strai
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_all_killed_at_any_moment(seed, straight, arguments, tmp_path):
-    more = ["optimizer.ema_decay=0.9"] if seed % 2 else []
+    more = ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.9"] if seed % 2 else []
     if more:
         straight = tmp_path / "straight"
         straight.mkdir()

@@ -198,7 +198,7 @@ def test_sweep_over_held_out_classes_shows_what_selected(tmp_path):
 def test_a_tagged_name_has_the_recipe_of_its_network():
     cfg = compose_train("dataset=cub", "backbone=resnet50.tv2_in1k")
     assert cfg.backbone.name == "resnet50.tv2_in1k"
-    assert (cfg.data.batch_size, cfg.optimizer.warmup_epochs, cfg.optimizer.lr_step_epochs) == (120, 5, 5)
+    assert (cfg.data.batch_size, cfg.optimizer.warmup_epochs, cfg.scheduler.step_size) == (120, 5, 5)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ BAD_INPUT = {
     "loss.alpha=-1": "loss.alpha=-1: expected a finite number above 0",
     "loss.delta=x": "loss.delta=x: expected a number",
     "optimizer.lr=nan": "optimizer.lr=nan",
-    "optimizer.schedule=steps": "choose one of: step, cosine, constant",
+    "scheduler=steps": "choose one of: constant, cosine, step",
     "trainer.precision=8": "choose one of: 32, 32-true, bf16-mixed, 16-mixed",
     "trainer.max_epochs=0": "trainer.max_epochs=0",
     "recall_k=[0]": "recall_k=0",
@@ -243,7 +243,7 @@ BAD_INPUT = {
     "data.batch_size=99999": "Set data.batch_size=64 or less",
     "seed=99999999999": "below 2**32",
     "trainer=null": "a config group cannot be null",
-    "+optimizer.leraning_rate=1": "unknown key optimizer.leraning_rate. Known in optimizer: ema_decay, lr, lr_gamma,",
+    "+optimizer.leraning_rate=1": "unexpected keyword argument 'leraning_rate'",
     "+data.batchsize=1": "unknown key data.batchsize. Did you mean 'batch_size'?",
     "backbone=5": "a config group cannot be null, a number or a list",
     "+=": "an override cannot be understood",
@@ -369,7 +369,14 @@ def test_the_running_mean_is_what_is_evaluated_and_saved(tmp_path, monkeypatch):
         weights.append({name: value.detach().clone() for name, value in self.state_dict().items()})
 
     monkeypatch.setattr(MetricLearner, "optimizer_step", record)
-    arguments = ["optimizer.ema_decay=0.5", *TINY_GLYPHS, "trainer.max_epochs=2", "run=mean", "logger=csv"]
+    arguments = [
+        "callbacks=ema",
+        "callbacks.ema.multi_avg_fn.decay=0.5",
+        *TINY_GLYPHS,
+        "trainer.max_epochs=2",
+        "run=mean",
+        "logger=csv",
+    ]
     cfg = compose_train(*arguments, f"dataset.root={tmp_path}/data", "trainer.accelerator=cpu")
     result = train(cfg, tmp_path / "runs" / "mean")
     means = dict(weights[0])

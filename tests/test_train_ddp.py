@@ -97,7 +97,7 @@ def test_two_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
     step = {"JOB_ID": "7", "JOB_NAME": "x", "NODELIST": "127.0.0.1", "NODEID": "0"}
     step |= dict.fromkeys(("NTASKS", "NTASKS_PER_NODE", "STEP_NUM_TASKS"), "2")
     tasks = [{**step, "PROCID": task, "LOCALID": task} for task in ("0", "1")]
-    command = [sys.executable, TRAIN, *TINY_GLYPHS, *TWO, "run=x", "trainer.max_epochs=2", "optimizer.ema_decay=0.5"]
+    command = [sys.executable, TRAIN, *TINY_GLYPHS, *TWO, "run=x", "trainer.max_epochs=2", "callbacks=ema"]
     variables = [{f"SLURM_{key}": value for key, value in task.items()} for task in tasks]
     assert_one_run([command, command], variables, "2/2", tmp_path)
 

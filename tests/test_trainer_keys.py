@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-from commands import TINY_GLYPHS, compose_train
+from commands import TINY_GLYPHS, compose_train, run_entry
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
@@ -17,6 +18,7 @@ from evaluate import evaluate
 from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
+from train import main as train_entry
 from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -85,10 +87,6 @@ def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
         (["+trainer.val_check_interval=0.5"], "trainer.val_check_interval=0.5: .* Leave it out"),
         (["+trainer.val_check_interval='00:00:00:01'"], "trainer.val_check_interval=00:00:00:01: .* Leave it out"),
         (["trainer.check_val_every_n_epoch=null"], "trainer.check_val_every_n_epoch=None"),
-        (["+trainer.limit_val_batches=2"], "trainer.limit_val_batches=2: .* Leave it out"),
-        (["+trainer.limit_val_batches=0"], "trainer.limit_val_batches=0: .* Leave it out"),
-        (["+trainer.fast_dev_run=true"], r"trainer.fast_dev_run=True: .* \+trainer.limit_train_batches=N"),
-        (["+trainer.overfit_batches=2"], r"trainer.overfit_batches=2: .* \+trainer.limit_train_batches=N"),
         (["+trainer.max_time={hours:1}"], "trainer.max_time=.*: expected days, hours, minutes, seconds"),
         (
             ["+trainer.max_steps=6", "trainer.check_val_every_n_epoch=3"],
@@ -111,6 +109,58 @@ def test_evaluations_that_no_checkpoint_has_are_refused(tmp_path: Path, override
 def test_whole_evaluations_are_accepted(tmp_path: Path, key: str) -> None:
     for value in ("1.0", "null"):
         settings.check_config(config(tmp_path, f"+trainer.{key}={value}"))
+
+
+class Images(pl.Callback):
+    """The images of every training batch, by their numbers."""
+
+    def __init__(self) -> None:
+        self.batches: list[set[int]] = []
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.batches.append(set(batch[2].tolist()))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "epochs"),
+    [
+        (["debug=fdr"], 1),
+        (["debug=limit"], 3),
+        (["debug=overfit", "trainer.max_epochs=4"], 4),
+        (["+trainer.limit_val_batches=0"], 3),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_recall_of_a_part_of_the_images_is_not_scored(
+    data_root: Path, tmp_path: Path, overrides: list[str], epochs: int, capsys: pytest.CaptureFixture
+) -> None:
+    seen = Images()
+    assert train(config(data_root, *overrides), tmp_path, [seen]) == {}
+    printed = capsys.readouterr().out
+    assert printed.count("a part of the images: Recall is not computed") == epochs
+    assert "Recall@1" not in printed
+    assert "no result.json: a run on a part of the images has no Recall." in printed
+    left = {each.name for each in tmp_path.iterdir()}
+    assert not left & {"result.json", "best.ckpt", "index.html"}
+    assert ("last.ckpt" in left) == (overrides != ["debug=fdr"])
+    if "debug=overfit" in overrides:
+        assert len(seen.batches) == epochs
+        assert all(each == seen.batches[0] for each in seen.batches)
+
+
+def test_a_sweep_sees_no_number_of_such_a_run(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "output_folder", lambda: tmp_path)
+    assert math.isnan(train_entry(config(data_root, "debug=fdr")))
+
+
+def test_the_profiler_prints_its_table_and_recall_is_scored(tmp_path: Path) -> None:
+    done = run_entry("train.py", *TINY_GLYPHS, *QUIET, "debug=profiler", "run=x", cwd=tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "run_training_epoch" in done.stdout + done.stderr
+    assert "GPU available" not in done.stdout + done.stderr
+    assert (tmp_path / "runs" / "x" / "result.json").is_file()
 
 
 class StopBefore(pl.Callback):

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch.optim import AdamW
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.training.module import MetricLearner
-from proxy_anchor.training.optim import OptimizerSettings
+from proxy_anchor.training.optim import DEFAULT_SCHEDULER
 
 
 @pytest.fixture
@@ -34,12 +36,23 @@ def make_data(splits: Splits) -> Callable[..., ImageDataModule]:
 
 @pytest.fixture
 def make_learner() -> Callable[..., MetricLearner]:
-    def make(loss: torch.nn.Module | None = None, batch_norm: str = "frozen_statistics", **optimizer) -> MetricLearner:
+    def make(
+        loss: torch.nn.Module | None = None,
+        batch_norm: str = "frozen_statistics",
+        lr: float = 1e-3,
+        optimizer=AdamW,
+        scheduler=DEFAULT_SCHEDULER,
+        **arguments,
+    ) -> MetricLearner:
         torch.manual_seed(0)
         net = EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32, batch_norm=batch_norm)
-        settings = OptimizerSettings(**{"lr": 1e-3, "warmup_epochs": 0} | optimizer)
         return MetricLearner(
-            net, loss or ProxyAnchorLoss(3, 8), settings, metadata={"config": {"seed": 1}, "classes": ["a", "b", "c"]}
+            net,
+            loss or ProxyAnchorLoss(3, 8),
+            partial(optimizer, lr=lr),
+            scheduler,
+            metadata={"config": {"seed": 1}, "classes": ["a", "b", "c"]},
+            **{"warmup_epochs": 0} | arguments,
         )
 
     return make

@@ -20,7 +20,6 @@ from proxy_anchor.data.table import Splits
 from proxy_anchor.training.callbacks.health import Health
 from proxy_anchor.training.finite import NotFinite
 from proxy_anchor.training.module import MetricLearner
-from proxy_anchor.training.optim import OptimizerSettings
 
 
 class OwnClass(Health):
@@ -56,7 +55,7 @@ def watch(splits: Splits, folder: Path, learner_type: type[MetricLearner], healt
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     net = EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32, batch_norm="frozen_statistics")
-    learner = learner_type(net, ProxyAnchorLoss(3, 8), OptimizerSettings(lr=1e-4, warmup_epochs=0))
+    learner = learner_type(net, ProxyAnchorLoss(3, 8), warmup_epochs=0)
     health, error = health_type(folder), None
     trainer = pl.Trainer(
         max_epochs=2,

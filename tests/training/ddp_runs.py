@@ -21,7 +21,6 @@ from proxy_anchor.training import module
 from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.distributed import LeanDDP, SyncBatchNorms
 from proxy_anchor.training.module import MetricLearner
-from proxy_anchor.training.optim import OptimizerSettings
 
 # Each: arguments of the network, loss, data, optimizer settings and trainer that differ from the plain run.
 RUNS: dict[str, dict[str, Any]] = {
@@ -63,9 +62,7 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
     net = EmbeddingNet(
         "test_resnet", 8, pretrained=False, image_size=32, batch_norm=run.get("batch_norm", "frozen_statistics")
     )
-    learner = SGDLearner(
-        net, make_loss(run.get("loss", "proxy_anchor")), OptimizerSettings(warmup_epochs=run.get("warmup_epochs", 0))
-    )
+    learner = SGDLearner(net, make_loss(run.get("loss", "proxy_anchor")), warmup_epochs=run.get("warmup_epochs", 0))
     data = ImageDataModule(
         splits,
         **{"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "crop": 32, "resize": 32} | run.get("data", {}),

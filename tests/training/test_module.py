@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from commands import TINY_GLYPHS, compose_train
 from torch import Tensor
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from proxy_anchor import ProxyAnchorLoss
@@ -96,7 +98,9 @@ def test_rates_are_printed_and_the_schedule_counts_the_warmup(
     make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
 ) -> None:
     watch = Watch()
-    learner = make_learner(lr=0.001, proxy_lr_mult=10, lr_step_epochs=2, lr_gamma=0.5, warmup_epochs=1)
+    learner = make_learner(
+        lr=0.001, proxy_lr_mult=10, scheduler=partial(StepLR, step_size=2, gamma=0.5), warmup_epochs=1
+    )
     make_trainer(max_epochs=3, callbacks=[watch], limit_val_batches=0).fit(learner, make_data())
     assert watch.rates == [[0.001, 0.001, 0.01], [0.001, 0.001, 0.01], [0.0005, 0.0005, 0.005]]
     printed = capsys.readouterr().out
@@ -187,7 +191,7 @@ def test_bf16_mixed_trains_float32_tensors(make_data: Callable, make_learner: Ca
 def test_two_and_two_epochs_are_four(
     make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
 ) -> None:
-    settings = {"warmup_epochs": 1, "lr_step_epochs": 3}
+    settings = {"warmup_epochs": 1, "scheduler": partial(StepLR, step_size=3, gamma=0.5)}
     straight = make_learner(**settings)
     make_trainer(max_epochs=4, limit_val_batches=0).fit(straight, make_data())
 

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from inspect import signature
+from typing import Any
 
 import pytest
 import torch
+from commands import compose_train
 from torch import nn
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
+from proxy_anchor.cli.config import learning
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.optim import (
-    OptimizerSettings,
+    check_learning,
     describe_groups,
+    make_optimizer,
     make_parameter_groups,
     make_scheduler,
 )
@@ -68,57 +75,78 @@ def test_description_gives_rates_and_sizes() -> None:
     )
 
 
-def rates(settings: OptimizerSettings, epochs: int, steps_per_epoch: int) -> list[float]:
-    """The rate of each epoch's first step, and after the last."""
+def rates(make: partial, epochs: int, steps_per_epoch: int) -> list[float]:
+    """The learning rate of each epoch's first step, and after the last."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler, interval = make_scheduler(optimizer, settings, epochs * steps_per_epoch)
+    entry = make_scheduler(make, optimizer, epochs * steps_per_epoch)
     seen = []
     for _ in range(epochs):
         seen.append(optimizer.param_groups[0]["lr"])
         for _ in range(steps_per_epoch):
             optimizer.step()
-            if interval == "step":
-                scheduler.step()
-        if interval == "epoch":
-            scheduler.step()
+            if entry["interval"] == "step":
+                entry["scheduler"].step()
+        if entry["interval"] == "epoch":
+            entry["scheduler"].step()
     return [*seen, optimizer.param_groups[0]["lr"]]
 
 
+def configured(*overrides: str) -> dict[str, Any]:
+    return learning(compose_train("dataset=cub", "backbone=resnet50", *overrides))
+
+
 def test_step_schedule() -> None:
-    settings = OptimizerSettings(schedule="step", lr_step_epochs=2, lr_gamma=0.25)
-    assert rates(settings, 5, 3) == [1, 1, 0.25, 0.25, 0.0625, 0.0625]
+    make = configured("scheduler.step_size=2", "scheduler.gamma=0.25")["scheduler"]
+    assert rates(make, 5, 3) == [1, 1, 0.25, 0.25, 0.0625, 0.0625]
 
 
 def test_constant_schedule() -> None:
-    assert rates(OptimizerSettings(schedule="constant", lr_step_epochs=1), 3, 2) == [1, 1, 1, 1]
+    assert rates(configured("scheduler=constant")["scheduler"], 7, 2) == [1] * 8
 
 
 def test_cosine_schedule_ends_at_zero() -> None:
     expected = [(1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(5)]
-    assert rates(OptimizerSettings(schedule="cosine"), 4, 3) == pytest.approx(expected, abs=1e-9)
+    assert rates(configured("scheduler=cosine")["scheduler"], 4, 3) == pytest.approx(expected, abs=1e-9)
 
 
-def test_defaults_are_the_papers() -> None:
-    settings = OptimizerSettings()
-    assert (settings.lr, settings.proxy_lr_mult, settings.weight_decay) == (1e-4, 100, 1e-4)
-    assert (settings.schedule, settings.lr_step_epochs, settings.lr_gamma) == ("step", 10, 0.5)
-    assert settings.warmup_epochs == 1
-    assert settings.ema_decay is None
+@pytest.mark.parametrize(("given", "expected"), [("null", ("step", 12)), ("3", ("epoch", 3))])
+def test_a_schedule_over_all_steps_moves_at_each(given: str, expected: tuple[str, int]) -> None:
+    make = configured("scheduler=cosine", f"scheduler.T_max={given}")["scheduler"]
+    entry = make_scheduler(make, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), total_steps=12)
+    assert (entry["interval"], entry["scheduler"].T_max) == expected
+
+
+def test_the_papers_rates_are_the_defaults_of_the_module_too() -> None:
+    given = configured("scheduler.step_size=10")
+    defaults = signature(MetricLearner).parameters
+    for name in ("optimizer", "scheduler"):
+        one, other = given[name], defaults[name].default
+        assert (one.func, {key: one.keywords[key] for key in other.keywords}) == (other.func, other.keywords)
+    assert given["proxy_lr_mult"] == defaults["proxy_lr_mult"].default == 100
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("override", "text"),
     [
-        *[("lr", bad) for bad in (0, -1e-4, math.nan, math.inf, "1e-4")],
-        *[("proxy_lr_mult", bad) for bad in (0, -1)],
-        ("weight_decay", -1e-4),
-        ("schedule", "linear"),
-        *[("lr_step_epochs", bad) for bad in (0, 1.5)],
-        *[("lr_gamma", bad) for bad in (0, 1.1)],
-        *[("warmup_epochs", bad) for bad in (-1, 0.5)],
-        *[("ema_decay", bad) for bad in (0, 1, 1.5, "half")],
+        *[(f"optimizer.lr={bad}", "optimizer.lr=") for bad in (0, -1e-4, "nan", "inf", "fast")],
+        *[(f"optimizer.proxy_lr_mult={bad}", "optimizer.proxy_lr_mult=") for bad in (0, -1)],
+        *[(f"optimizer.warmup_epochs={bad}", "optimizer.warmup_epochs=") for bad in (-1, 0.5)],
+        ("optimizer.weight_decay=-1e-4", "optimizer=AdamW does not take these arguments: .*weight_decay"),
+        ("+optimizer.momentun=1", "optimizer=AdamW does not take these arguments: .*'momentun'"),
+        ("scheduler.step_size=0", "scheduler=StepLR does not take these arguments: "),
+        ("+scheduler.milestones=[1]", "scheduler=StepLR does not take these arguments: .*'milestones'"),
     ],
 )
-def test_values_out_of_range_are_named(name: str, value: object) -> None:
-    with pytest.raises(UsageError, match=f"optimizer.{name}="):
-        OptimizerSettings(**{name: value})
+def test_values_out_of_range_are_named(override: str, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        check_learning(**configured(override))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RAdam", "Adagrad"])
+def test_any_optimizer_of_torch_takes_the_groups(name: str) -> None:
+    net, loss = make_net(), ProxyAnchorLoss(3, 8)
+    make = configured(f"optimizer._target_=torch.optim.{name}")["optimizer"]
+    groups = make_parameter_groups(net, loss, lr=make.keywords["lr"], proxy_lr_mult=100)
+    optimizer = make_optimizer(make, groups, fused=True)
+    assert type(optimizer).__name__ == name
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1e-4, 1e-4, 1e-2])

@@ -102,18 +102,22 @@ def describe_training(cfg: DictConfig) -> str:
     """One line: the network and what its recipe resolved to."""
     from proxy_anchor.data.augment import described_colors
 
-    schedule = f"{cfg.optimizer.schedule} schedule"
-    if cfg.optimizer.schedule == "step":
-        schedule = f"rates x {cfg.optimizer.lr_gamma:g} every {cfg.optimizer.lr_step_epochs} epochs"
-    if cfg.optimizer.ema_decay is not None:
-        schedule += f", running mean of the weights (decay {cfg.optimizer.ema_decay:g})"
     colors = described_colors(cfg.dataset.images)
     added = f"; colours {colors}" if colors else ""
     added += f"; drop path {cfg.backbone.drop_path:g}, no dropout"
     return (
         f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of batches of "
-        f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {schedule}; batch norm {cfg.batch_norm}{added}"
+        f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {_described(cfg.optimizer)}, {_described(cfg.scheduler)}; batch norm {cfg.batch_norm}{added}"
     )
+
+
+def _described(node: DictConfig) -> str:
+    """'StepLR(step_size=10, gamma=0.5)': an object of the config by its class and arguments, without the rates."""
+    plain: Any = OmegaConf.to_container(node, resolve=True)
+    arguments = ", ".join(
+        f"{key}={value}" for key, value in plain.items() if key not in ("_target_", "lr", *GROUP_KEYS)
+    )
+    return f"{plain['_target_'].rpartition('.')[2]}({arguments})"
 
 
 def num_folds(cfg: DictConfig) -> int:
@@ -148,18 +152,14 @@ def _progress_bars(cfg: DictConfig, further: Sequence[pl.Callback]) -> list[pl.C
     return [LossBar(refresh_rate=20 if on_gpu else 1)]
 
 
-def _running_mean(cfg: DictConfig) -> list[pl.Callback]:
-    """What evaluates and saves the running mean of the weights, where the config asks for it."""
-    from pytorch_lightning.callbacks import WeightAveraging
-    from torch.optim.swa_utils import get_ema_multi_avg_fn
-
-    if cfg.optimizer.ema_decay is None:
-        return []
-    return [WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(cfg.optimizer.ema_decay))]
+def is_scored(cfg: DictConfig) -> bool:
+    """Whether evaluations see all images; in Lightning's debug modes they do not, and Recall of a part means nothing."""
+    limits = (cfg.trainer.get(key) for key in ("fast_dev_run", "overfit_batches"))
+    return not any(limits) and repr(cfg.trainer.get("limit_val_batches", 1.0)) in ("1.0", "None")
 
 
 def bookkeeping(
-    cfg: DictConfig, folder: Path, monitor: str, health: pl.Callback, further: Sequence[pl.Callback]
+    cfg: DictConfig, folder: Path, monitor: str | None, health: pl.Callback, further: Sequence[pl.Callback]
 ) -> list[pl.Callback]:
     """The checkpoints, the progress bar if it is on, and what watching a run and continuing it takes.
 
@@ -170,7 +170,6 @@ def bookkeeping(
 
     every = cfg.trainer.check_val_every_n_epoch
     checkpoints: list[pl.Callback] = [
-        *_running_mean(cfg),
         *run_checkpoints(folder, monitor, every),
         *_progress_bars(cfg, further),
     ]
@@ -220,6 +219,21 @@ def whether_to_compile(cfg: DictConfig, net: EmbeddingNet, num_images: int, befo
         flush=True,
     )
     return False
+
+
+GROUP_KEYS = ("proxy_lr_mult", "warmup_epochs")  # of `optimizer`, but not arguments of torch's class
+
+
+def learning(cfg: DictConfig) -> dict[str, Any]:
+    """Arguments of MetricLearner: optimizer, schedule, and what sets the parameter groups apart."""
+    from hydra.utils import instantiate
+
+    arguments = {key: value for key, value in cfg.optimizer.items() if key not in GROUP_KEYS}
+    return {
+        "optimizer": instantiate(arguments, _partial_=True),
+        "scheduler": instantiate(cfg.scheduler, _partial_=True),
+        **{key: cfg.optimizer[key] for key in GROUP_KEYS},
+    }
 
 
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:
@@ -595,7 +609,7 @@ def check_config(cfg: DictConfig) -> None:
     from proxy_anchor.data.datamodule import check_cropping
     from proxy_anchor.models.embedding_net import check_drop_path
     from proxy_anchor.training.float32 import FLOAT32_PRECISIONS
-    from proxy_anchor.training.optim import OptimizerSettings
+    from proxy_anchor.training.optim import check_learning
 
     _check_against_defaults(cfg, "train")
     with open_dict(cfg):
@@ -646,7 +660,7 @@ def check_config(cfg: DictConfig) -> None:
     check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
     check_cropping(cfg.data.crop_on, cfg.data.cache, cfg.data.cache_side)
     instantiate(cfg.loss, num_classes=2, embedding_dim=1)
-    OptimizerSettings(**cfg.optimizer)
+    check_learning(**learning(cfg))
     if cfg.optimizer.warmup_epochs >= cfg.trainer.max_epochs:
         raise UsageError(
             f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} of trainer.max_epochs={cfg.trainer.max_epochs}: the "
@@ -665,20 +679,12 @@ def check_config(cfg: DictConfig) -> None:
 
 
 def _check_evaluations(trainer: DictConfig) -> None:
-    """Refuse evaluations of other weights than a checkpoint's, or of a part of the images: no file has their Recall."""
-    if (interval := trainer.get("val_check_interval")) is not None and not _is_all(interval):
+    """Refuse evaluations of other weights than a checkpoint's: no file would have their Recall."""
+    if (interval := trainer.get("val_check_interval")) not in (None, 1.0) or isinstance(interval, int):
         raise UsageError(
             f"trainer.val_check_interval={interval}: checkpoints are written at the end of an epoch, and their Recall is "
             "measured there. Leave it out; trainer.check_val_every_n_epoch sets how many epochs apart."
         )
-    if (limit := trainer.get("limit_val_batches")) is not None and not _is_all(limit):
-        raise UsageError(f"trainer.limit_val_batches={limit}: Recall is that of all images. Leave it out.")
-    for key in ("fast_dev_run", "overfit_batches"):
-        if trainer.get(key):
-            raise UsageError(
-                f"trainer.{key}={trainer[key]}: it evaluates a part of the images, and Recall is that of all. Leave it out; "
-                "+trainer.limit_train_batches=N trains on N batches per epoch."
-            )
     if not isinstance(trainer.get("max_time"), str | None):
         raise UsageError(f"trainer.max_time={trainer.max_time}: expected days, hours, minutes, seconds: 00:08:00:00.")
     for key in ("max_steps", "max_time"):
@@ -687,10 +693,6 @@ def _check_evaluations(trainer: DictConfig) -> None:
                 f"trainer.{key}={trainer[key]} may end training in an epoch that trainer.check_val_every_n_epoch="
                 f"{trainer.check_val_every_n_epoch} leaves unevaluated. Set trainer.check_val_every_n_epoch=1."
             )
-
-
-def _is_all(share: object) -> bool:
-    return isinstance(share, float) and share == 1  # the whole number 1 is one batch
 
 
 def _check_accelerator(name: object) -> None:

@@ -353,6 +353,10 @@ def composing_error(error: Exception) -> UsageError:
     return UsageError("an override cannot be understood: write key=value, or group=NAME for one of a group's files.")
 
 
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.INFO or "Profiler Report" in record.getMessage()  # of trainer.profiler
+
+
 def _quieten() -> None:
     """Leave Lightning's warnings, but not its start-up lines nor those about our own way of using a run folder."""
     # The packages set the levels of their own root loggers when they are imported, later than this.
@@ -361,7 +365,7 @@ def _quieten() -> None:
         "lightning_fabric.utilities.rank_zero",
         "lightning_fabric.utilities.distributed",
     ):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).addFilter(_is_wanted)
     for text in (
         r"Experiment logs directory .* exists",
         r"Checkpoint directory .* exists",

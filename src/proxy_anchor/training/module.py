@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from proxy_anchor.data.sampling import PKBatches, share_seen
 from proxy_anchor.losses.base import MetricLoss
@@ -18,8 +20,11 @@ from proxy_anchor.training.compile import CompiledNet, compile_loss
 from proxy_anchor.training.distributed import gather_batch
 from proxy_anchor.training.finite import FiniteGuard
 from proxy_anchor.training.optim import (
-    OptimizerSettings,
+    DEFAULT_OPTIMIZER,
+    DEFAULT_SCHEDULER,
+    check_learning,
     describe_groups,
+    make_optimizer,
     make_parameter_groups,
     make_scheduler,
 )
@@ -36,27 +41,35 @@ class MetricLearner(pl.LightningModule):
     Args:
         net: images (B, 3, H, W) to embeddings (B, D).
         loss: `loss(embeddings, labels)`; its parameters, if any, are the proxies.
-        optimizer: how their tensors move.
+        optimizer: called with the parameter groups, as `partial(torch.optim.AdamW, lr=1e-4)`; lr is that of backbone and head.
+        scheduler: called with the optimizer, see `optim.make_scheduler`.
+        proxy_lr_mult: the proxies' learning rate over lr (paper: 100).
+        warmup_epochs: first epochs in which only head and proxies move, at full rate; the schedule counts them.
         metadata: plain values saved in every checkpoint (how data and model were made).
         compile: run the network and the Proxy-Anchor loss compiled (see `training.compile`); the weights are those of `net` and
             `loss` either way.
         num_evaluated: images that all evaluations together will embed; compiling for few of them would not pay. None: many.
 
-    Raises UsageError when the loss stops being finite.
+    Raises UsageError for an optimizer or scheduler that does not take its arguments, and when the loss stops being finite.
     """
 
     def __init__(
         self,
         net: EmbeddingNet,
         loss: nn.Module,
-        optimizer: OptimizerSettings | None = None,
+        optimizer: partial[Optimizer] = DEFAULT_OPTIMIZER,
+        scheduler: partial[LRScheduler] = DEFAULT_SCHEDULER,
         *,
+        proxy_lr_mult: float = 100.0,
+        warmup_epochs: int = 1,
         metadata: dict[str, Any] | None = None,
         compile: bool = False,
         num_evaluated: int | None = None,
     ) -> None:
         super().__init__()
-        self.settings = optimizer or OptimizerSettings()
+        check_learning(optimizer, scheduler, proxy_lr_mult=proxy_lr_mult, warmup_epochs=warmup_epochs)
+        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.lr, self.proxy_lr_mult, self.warmup_epochs = optimizer.keywords["lr"], proxy_lr_mult, warmup_epochs
         self.net, self.loss = net, loss
         if isinstance(loss, (ProxyAnchorLoss, MetricLoss)):
             loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
@@ -94,25 +107,21 @@ class MetricLearner(pl.LightningModule):
         return {"embeddings": self(images), "labels": labels, "indices": indices}
 
     def configure_optimizers(self) -> Any:
-        """AdamW over the groups backbone, head, proxies; prints their rates."""
-        groups = make_parameter_groups(
-            self.net, self.loss, lr=self.settings.lr, proxy_lr_mult=self.settings.proxy_lr_mult
-        )
+        """The optimizer over the groups backbone, head, proxies; prints their learning rates."""
+        groups = make_parameter_groups(self.net, self.loss, lr=self.lr, proxy_lr_mult=self.proxy_lr_mult)
         self.print(f"learning rates: {describe_groups(groups)}")
-        # Default betas and eps, and decay on everything, as in the released code.
-        # One kernel instead of a dozen per step; a loss scaler (16-mixed) needs the separate ones.
+        # A loss scaler (16-mixed) unscales and inspects gradients itself, which a fused optimizer would repeat.
         fused = self.device.type in ("cuda", "cpu") and str(self.trainer.precision) != "16-mixed"
-        optimizer = AdamW(groups, weight_decay=self.settings.weight_decay, fused=fused)
+        optimizer = make_optimizer(self.make_optimizer, groups, fused=fused)
         steps = int(self.trainer.estimated_stepping_batches)
-        scheduler, interval = make_scheduler(optimizer, self.settings, steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
+        return {"optimizer": optimizer, "lr_scheduler": make_scheduler(self.make_scheduler, optimizer, steps)}
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop on a loss or gradient that is not finite; during warm-up, hide the backbone's gradients from the optimizer.
 
         Warm-up does not touch `requires_grad`: DDP hooks only what requires grad when it wraps the module, and a
         network compiled while frozen keeps no gradient path after it is released. A parameter without gradient is
-        skipped by AdamW altogether (no decay, no moments), which is what a frozen one sees.
+        skipped by the optimizer altogether (no decay, no moments), which is what a frozen one sees.
         """
         # 16-mixed meets infinite gradients by design: its scaler skips those steps. A loss that is not finite stops it too.
         scaled = str(self.trainer.precision) == "16-mixed"
@@ -129,7 +138,7 @@ class MetricLearner(pl.LightningModule):
             optimizer.found_inf = bad  # type: ignore[attr-defined]  # torch's own way of telling the kernel to skip
         if not skips_itself or self.device.type == "cpu":
             self._guard.check()
-        if self.current_epoch < self.settings.warmup_epochs:
+        if self.current_epoch < self.warmup_epochs:
             for parameter in self.net.backbone.parameters():
                 parameter.grad = None
 

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
-from proxy_anchor.errors import check_choice, check_int, check_number
+from proxy_anchor.errors import UsageError, check_int, check_number
 from proxy_anchor.models.embedding_net import EmbeddingNet
 
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """How the tensors move; the keys under `optimizer` in the config.
-
-    lr: rate of backbone and head. proxy_lr_mult: the proxies' rate over lr (paper: 100). weight_decay: on every tensor.
-    schedule: "step" (times lr_gamma every lr_step_epochs), "cosine" (to zero) or "constant".
-    warmup_epochs: first epochs in which only head and proxies move, at full rate; the schedule counts them.
-    ema_decay: share of its old value that the running mean of the weights keeps in a step; that mean is what is evaluated and
-    saved as the network. None: the weights themselves, as in the paper.
-    Raises UsageError for a value out of range.
-    """
-
-    lr: float = 1e-4
-    proxy_lr_mult: float = 100.0
-    weight_decay: float = 1e-4
-    schedule: str = "step"
-    lr_step_epochs: int = 10
-    lr_gamma: float = 0.5
-    warmup_epochs: int = 1
-    ema_decay: float | None = None
-
-    def __post_init__(self) -> None:
-        check_number("optimizer.lr", self.lr, 0, exclusive=True)
-        check_number("optimizer.proxy_lr_mult", self.proxy_lr_mult, 0, exclusive=True)
-        check_number("optimizer.weight_decay", self.weight_decay, 0)
-        check_choice("optimizer.schedule", self.schedule, ["step", "cosine", "constant"])
-        check_int("optimizer.lr_step_epochs", self.lr_step_epochs, 1)
-        check_number("optimizer.lr_gamma", self.lr_gamma, 0, maximum=1, exclusive=True)
-        check_int("optimizer.warmup_epochs", self.warmup_epochs, 0)
-        if self.ema_decay is not None:
-            check_number("optimizer.ema_decay", self.ema_decay, 0, maximum=0.99999, exclusive=True)
+# Default betas and eps, and decay on everything, as in the released code.
+DEFAULT_OPTIMIZER: partial[Optimizer] = partial(AdamW, lr=1e-4, weight_decay=1e-4)
+DEFAULT_SCHEDULER: partial[LRScheduler] = partial(StepLR, step_size=10, gamma=0.5)
 
 
 def make_parameter_groups(
@@ -69,12 +43,43 @@ def make_parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-def make_scheduler(optimizer: Optimizer, settings: OptimizerSettings, total_steps: int) -> tuple[LRScheduler, str]:
-    """(scheduler, Lightning interval): StepLR by epoch, or a half cosine to zero over all steps, or a constant rate."""
-    if settings.schedule == "cosine":
-        return CosineAnnealingLR(optimizer, T_max=max(1, total_steps)), "step"
-    gamma = settings.lr_gamma if settings.schedule == "step" else 1.0
-    return StepLR(optimizer, step_size=settings.lr_step_epochs, gamma=gamma), "epoch"
+def check_learning(
+    optimizer: partial[Optimizer], scheduler: partial[LRScheduler], *, proxy_lr_mult: float, warmup_epochs: int
+) -> None:
+    """Try optimizer and scheduler on one number. Raises UsageError for an argument that they do not take."""
+    check_number("optimizer.lr", optimizer.keywords.get("lr"), 0, exclusive=True)
+    check_number("optimizer.proxy_lr_mult", proxy_lr_mult, 0, exclusive=True)
+    check_int("optimizer.warmup_epochs", warmup_epochs, 0)
+    name = f"optimizer={optimizer.func.__name__}"
+    try:
+        tried = optimizer([nn.Parameter(torch.zeros(1))])
+        name = f"scheduler={scheduler.func.__name__}"
+        entry = make_scheduler(scheduler, tried, total_steps=1)
+        if not isinstance(entry["scheduler"], ReduceLROnPlateau):
+            tried.step()
+            entry["scheduler"].step()
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UsageError(f"{name} does not take these arguments: {error}.") from error
+
+
+def make_optimizer(make: partial[Optimizer], groups: list[dict[str, Any]], *, fused: bool) -> Optimizer:
+    """The optimizer over these groups, fused where it can be: one kernel instead of a dozen per step."""
+    can_be_fused = "fused" in inspect.signature(make.func).parameters
+    return make(groups, **({"fused": fused} | make.keywords if can_be_fused else {}))
+
+
+def make_scheduler(make: Callable[..., LRScheduler], optimizer: Optimizer, total_steps: int) -> dict[str, Any]:
+    """Lightning's `lr_scheduler` entry; the schedule moves once per epoch.
+
+    Where its `T_max` or `total_steps` is given as None, that is the number of steps of the run, and it moves once per step.
+    """
+    given = make.keywords if isinstance(make, partial) else {}
+    steps = {key: max(1, total_steps) for key in ("T_max", "total_steps") if key in given and given[key] is None}
+    return {
+        "scheduler": make(optimizer, **steps),
+        "interval": "step" if steps else "epoch",
+        "monitor": "train/loss_epoch",  # of ReduceLROnPlateau
+    }
 
 
 def describe_groups(groups: list[dict[str, Any]]) -> str:

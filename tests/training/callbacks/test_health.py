@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from commands import compose_train
 from families import LARGER, WITH_PATHS, WITHOUT_PATHS
 from omegaconf import OmegaConf
+from torch.optim import SGD, AdamW
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.data.table import ImageTable
@@ -23,24 +27,25 @@ from proxy_anchor.reports.run_page import write_run_page
 from proxy_anchor.training.callbacks.health import REPLAY_FILE, Health
 from proxy_anchor.training.finite import NotFinite
 from proxy_anchor.training.module import MetricLearner
-from proxy_anchor.training.optim import OptimizerSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def evaluate(health: Health, embeddings: torch.Tensor, fn: str = "fit") -> list[str]:
     trainer = SimpleNamespace(state=SimpleNamespace(fn=fn), current_epoch=2)
-    health.on_validation_epoch_start(trainer, None)
+    learner = SimpleNamespace(log=health.__dict__.setdefault("logged", {}).__setitem__)
+    health.on_validation_epoch_start(trainer, learner)
     for part in embeddings.split(3):
-        health.on_validation_batch_end(trainer, None, {"embeddings": part})
-    health.on_validation_epoch_end(trainer, None)
+        health.on_validation_batch_end(trainer, learner, {"embeddings": part})
+    health.on_validation_epoch_end(trainer, learner)
     return health.warnings
 
 
 def test_collapse_is_said_with_the_mean_pairwise_similarity(tmp_path):
     near = torch.nn.functional.normalize(torch.ones(8, 4) + 0.01 * torch.randn(8, 4))
     expected = (near.double() @ near.double().T).sum().sub(8).item() / 56
-    [text] = evaluate(Health(tmp_path), near)
+    [text] = evaluate(health := Health(tmp_path), near)
+    assert health.logged == {"health/mean_similarity": pytest.approx(expected)}
     assert text.startswith("epoch 3: the embeddings have collapsed")
     assert f"{expected:.4f}" in text
     assert evaluate(Health(tmp_path), near, "validate") == []
@@ -49,13 +54,18 @@ def test_collapse_is_said_with_the_mean_pairwise_similarity(tmp_path):
 
 @pytest.fixture
 def watched(make_data, make_learner, make_trainer, tmp_path):
-    """watched(loss, epochs=1, data={}, **optimizer) trains and returns the Health that watched."""
+    """watched(loss, epochs=1, data={}, callbacks=(), accumulate_grad_batches=1, **optimizer) trains; returns its Health."""
 
-    def fit(loss=None, epochs: int = 1, data: dict | None = None, **optimizer) -> Health:
+    def fit(loss=None, epochs=1, data=None, callbacks=(), accumulate_grad_batches=1, **optimizer) -> Health:
         health = Health(tmp_path)
-        make_trainer(max_epochs=epochs, callbacks=[health], limit_val_batches=0).fit(
-            make_learner(loss, **optimizer), make_data(**data or {})
+        trainer = make_trainer(
+            max_epochs=epochs,
+            callbacks=[health, *callbacks],
+            limit_val_batches=0,
+            accumulate_grad_batches=accumulate_grad_batches,
         )
+        trainer.fit(make_learner(loss, **optimizer), make_data(**data or {}))
+        health.logged = trainer.callback_metrics
         return health
 
     return fit
@@ -87,18 +97,31 @@ def keep_the_backbone(learner, optimizer, **clipping) -> None:
         parameter.grad = None
 
 
-@pytest.mark.parametrize(("lr", "word"), [(10.0, "high"), (1e-10, "low")])
+@pytest.mark.parametrize(("lr", "word"), [(10.0, "high"), (1e-7, "low")])
 @pytest.mark.parametrize("warmup_epochs", [0, 1])
 def test_a_rate_that_is_far_off_is_said_with_the_size_of_a_step(lr, word, warmup_epochs, watched, make_learner, capsys):
     health = watched(epochs=2, lr=lr, proxy_lr_mult=1e-3 / lr, warmup_epochs=warmup_epochs)
     [text] = [each for each in health.warnings if "optimizer.lr" in each]
     values = torch.cat([each.detach().flatten() for each in make_learner().net.backbone.parameters()])
-    step = float(torch.full_like(values, lr).norm() / values.norm())
-    assert text == (
-        f"epoch {warmup_epochs + 1}: optimizer.lr={lr:g} looks far too {word}: a step of lr in every value is {step:.1e} of the "
-        "backbone's length (about 1e-3 is usual)."
-    )
+    step = float(torch.full_like(values, lr).norm() / values.norm())  # Adam's first step, where all have a gradient
+    assert text.startswith(f"epoch {warmup_epochs + 1}: optimizer.lr={lr:g} looks far too {word}: ")
+    assert float(re.search(r"first step is (\S+) of", text)[1]) == pytest.approx(step, rel=0.9)
     assert f"warning: {text}" in capsys.readouterr().out
+
+
+def test_the_update_ratio_is_logged_for_any_optimizer(watched, make_learner):
+    before = torch.cat([each.detach().flatten() for each in make_learner().net.backbone.parameters()])
+    after = []
+
+    class Keep(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 1:  # the first step: two batches are accumulated
+                after.append(torch.cat([each.detach().flatten() for each in pl_module.net.backbone.parameters()]))
+
+    health = watched(optimizer=SGD, lr=1e-3, callbacks=[Keep()], accumulate_grad_batches=2)
+    ratio = float((after[0] - before).norm() / before.norm())
+    assert ratio > 0
+    assert health.logged["health/update_ratio"] == pytest.approx(ratio, rel=1e-4)
 
 
 SMALL = [*WITH_PATHS, *WITHOUT_PATHS]
@@ -110,32 +133,21 @@ def test_no_network_is_warned_of_at_the_usual_rate(backbone, make_data, make_tra
     """From scratch; vision transformers start with a class token near zero."""
     torch.manual_seed(0)
     net = EmbeddingNet(backbone, 8, pretrained=False, image_size=64, batch_norm="train")
-    learner = MetricLearner(net, ProxyAnchorLoss(3, 8), OptimizerSettings(lr=1e-4, warmup_epochs=0))
+    learner = MetricLearner(net, ProxyAnchorLoss(3, 8), partial(AdamW, lr=1e-4), warmup_epochs=0)
     health = Health(tmp_path)
     make_trainer(callbacks=[health], limit_val_batches=0).fit(learner, make_data(crop=64, resize=64))
     assert health.warnings == []
 
 
-def test_proxies_without_gradient_are_said_by_name_and_once(watched):
-    loss = ProxyAnchorLoss(3, 8)
-    alive = torch.tensor([[1.0], [0.0], [1.0]])
-    loss.proxies.register_hook(lambda gradient: gradient * alive)
-    [text] = watched(loss, epochs=3).warnings
-    assert text.startswith("epoch 1: 1 of 3 proxies are dead: ")
-    assert text.endswith("although their classes had images (b).")
-
-
-def test_a_proxy_without_gradient_because_its_class_had_no_image_is_not_dead_but_never_seen(watched, splits):
+def test_classes_that_no_batch_held_are_named_at_the_end(watched, splits):
     train = splits.train
     table = ImageTable(train.paths, train.labels, (*train.classes, "empty"))
-    loss = ProxyAnchorLoss(4, 8)
-    loss.proxies.register_hook(lambda gradient: gradient * torch.tensor([[1.0], [1.0], [1.0], [0.0]]))
-    health = watched(loss, epochs=2, data={"splits": replace(splits, train=table)})
+    health = watched(ProxyAnchorLoss(4, 8), epochs=2, data={"splits": replace(splits, train=table)})
     [text] = health.warnings
-    assert text.startswith("1 of 4 proxies were never the positive of an image in training")
+    assert text == "1 of 4 classes were never in a batch of training: no full batch held them (3)."
     restored = Health(Path())
     restored.load_state_dict(health.state_dict())
-    assert restored._ever_seen.tolist() == [True, True, True, False]
+    assert restored._seen.tolist() == [True, True, True, False]
 
 
 def test_warnings_stand_in_everything_that_a_run_leaves_behind(tmp_path):

@@ -19,16 +19,15 @@ from proxy_anchor.errors import UsageError
 TOGETHER_SECONDS = 0.2
 
 
-def run_checkpoints(folder: Path, monitor: str, every_n_epochs: int = 1) -> list[ModelCheckpoint]:
-    """`best.ckpt` by the highest value of `monitor` and `last.ckpt`, at the end of every evaluated epoch.
+def run_checkpoints(folder: Path, monitor: str | None, every_n_epochs: int = 1) -> list[ModelCheckpoint]:
+    """`best.ckpt` by the highest value of `monitor` (none without) and `last.ckpt`, after every evaluated epoch.
 
     Not right after the evaluation: the epoch is over only then, and a run continues at the start of the next.
     """
     when: dict[str, Any] = {"every_n_epochs": every_n_epochs, "save_on_train_epoch_end": True}
-    return [
-        ModelCheckpoint(folder, "best", monitor=monitor, mode="max", enable_version_counter=False, **when),
-        ModelCheckpoint(folder, "last", enable_version_counter=False, **when),
-    ]
+    best = ModelCheckpoint(folder, "best", monitor=monitor, mode="max", enable_version_counter=False, **when)
+    last = ModelCheckpoint(folder, "last", enable_version_counter=False, **when)
+    return [best, last] if monitor else [last]
 
 
 def previous_version(path: Path) -> Path:

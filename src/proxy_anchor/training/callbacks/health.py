@@ -1,9 +1,8 @@
-"""Training that goes wrong without an error: said with its figure when it is seen, and kept for result.json."""
+"""Warnings of training that goes wrong without an error; the batch of a number that is not finite."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +20,16 @@ if TYPE_CHECKING:
 
 REPLAY_FILE = "not_finite.json"
 COLLAPSED = 0.98  # mean cosine similarity of different images, of all classes
-# Adam changes each value by at most about the learning rate in a step. As a part of the whole backbone's length that tells a
-# rate that is far off whatever the loss is: with normalised embeddings and batch norm the loss falls at rates that ruin the
-# weights. CS231n's rule of thumb is 1e-3; rates that networks are trained with give 1e-5 to 1e-1.
+# CS231n's rule of thumb for a step is 1e-3 of the weights; rates that networks are trained with give 1e-5 to 1e-1.
 STEP_TOO_LARGE, STEP_TOO_SMALL = 0.2, 1e-6
-NO_GRADIENT = 1e-8  # AdamW's epsilon: below it a step is smaller than the rate says, and then nothing
 
 
 class Health(pl.Callback):
-    """Warns of what no error stops; keeps the batch when a number is not finite.
+    """Warns of collapsed embeddings, of steps that are far off, of unseen classes.
 
-    It warns of collapsed embeddings, of a learning rate that is far off, of a backbone without gradients, and of dead
-    proxies. What it needs of a step stays on the device; the host reads a few numbers once an epoch. Of several processes
-    each looks at its part, the counts are those of all, and the first one warns.
+    Logs `health/update_ratio`, the length of an epoch's first step of the backbone over that of its weights, and
+    `health/mean_similarity` of the evaluated embeddings. All ranks count together, and the first one warns. Keeps the
+    images of the last two batches when a number is not finite.
 
     folder: where REPLAY_FILE is written.
 
@@ -47,30 +43,33 @@ class Health(pl.Callback):
         self._batches: list[Tensor] = []
         self._sum: Tensor | None = None
         self._count = 0
-        self._seen: Tensor | None = None  # (C,) bool: classes that had an image in this epoch, on the device
-        self._ever_seen: Tensor | None = None
-        self._num_dead = 0
+        self._seen: Tensor | None = None  # (C,) bool: classes that had an image so far, on the device
+        self._before: list[Tensor] = []  # the backbone's weights before the step that is measured
+        self._due, self._ratio = False, None  # whether a step is to be measured; (), on the device
 
     def state_dict(self) -> dict[str, Any]:
         """The warnings and classes so far, for a run that is continued."""
-        return {"warnings": self.warnings, "ever_seen": self._ever_seen, "num_dead": self._num_dead}
+        return {"warnings": self.warnings, "seen": self._seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with them."""
-        self.warnings = list(state_dict["warnings"])
-        self._ever_seen, self._num_dead = state_dict.get("ever_seen"), state_dict.get("num_dead", 0)
+        self.warnings, self._seen = list(state_dict["warnings"]), state_dict.get("seen")
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
         if rank() == 0:
             print(f"warning: {text}", flush=True)
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Make room for the classes of a loss that has one proxy for each."""
+        proxies, classes = (getattr(pl_module.loss, name, None) for name in ("proxies", "num_classes"))
+        if isinstance(proxies, Tensor) and len(proxies) == classes:
+            seen = torch.zeros(len(proxies), dtype=torch.bool) if self._seen is None else self._seen
+            self._seen = seen.to(proxies.device)
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """Judge the learning rate before the first step of the backbone. Forget which classes were seen."""
-        if trainer.current_epoch == pl_module.settings.warmup_epochs:
-            self._look_at_rate(trainer, pl_module)
-        proxies = _proxies(pl_module)
-        self._seen = None if proxies is None else torch.zeros(len(proxies), dtype=torch.bool, device=proxies.device)
+        """The first step of this epoch is measured, unless it is one of the warm-up."""
+        self._ratio, self._due = None, trainer.current_epoch >= pl_module.warmup_epochs
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Keep the numbers of two batches: on a GPU a step's answer is read one step later. Mark their classes."""
@@ -78,55 +77,41 @@ class Health(pl.Callback):
         if self._seen is not None:
             self._seen.index_fill_(0, batch[1], True)
 
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
+        """Keep the backbone's weights if this step is the one that is measured."""
+        if self._due:
+            self._before, self._due = [each.detach().clone() for each in _trained(pl_module)], False
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: MetricLearner, *rest: Any) -> None:  # type: ignore[override]
+        """Compare the weights with those before the step."""
+        if self._before:
+            changes = torch._foreach_sub([each.detach() for each in _trained(pl_module)], self._before)
+            self._ratio = _length(changes) / _length(self._before)
+            self._before = []
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """Look for what has had no gradient."""
-        if trainer.current_epoch == pl_module.settings.warmup_epochs:
-            self._look_at_backbone(trainer, pl_module)
-        if self._seen is not None:
-            self._look_at_proxies(trainer, pl_module, reduce_max(self._seen.int()).bool())
-
-    def _look_at_rate(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:
-        """Warn of a learning rate that is far off for the size of the backbone's weights."""
-        lr, trained = pl_module.settings.lr, _trained(pl_module)
-        length = float(torch.nn.utils.get_total_norm(trained)) if trained else 0.0
-        if not length:
-            return
-        step = lr * sum(parameter.numel() for parameter in trained) ** 0.5 / length
-        if not STEP_TOO_SMALL <= step <= STEP_TOO_LARGE:
-            self._warn(
-                f"epoch {trainer.current_epoch + 1}: optimizer.lr={lr:g} looks far too {'high' if step > 1e-3 else 'low'}: a step "
-                f"of lr in every value is {step:.1e} of the backbone's length (about 1e-3 is usual)."
-            )
-
-    def _look_at_backbone(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:
-        """Warn of one that has had no gradient in its first epoch after the warm-up."""
-        state = trainer.optimizers[0].state
-        squares = [state[each]["exp_avg_sq"] for each in _trained(pl_module) if "exp_avg_sq" in state.get(each, {})]
-        if not (squares and torch.stack([each.any() for each in squares]).any()):
-            self._warn(
-                f"epoch {trainer.current_epoch + 1}: the backbone has not moved although the warm-up is over: the loss gave it "
-                "no gradient."
-            )
-
-    def _look_at_proxies(self, trainer: pl.Trainer, pl_module: MetricLearner, seen: Tensor) -> None:
-        """Warn of proxies that get no gradient although their classes had images, and, at the end, of classes without any."""
-        names = pl_module.metadata.get("classes", [])
-        self._ever_seen = seen if self._ever_seen is None else seen | self._ever_seen.to(seen.device)
-        momentum = trainer.optimizers[0].state.get(pl_module.loss.proxies, {}).get("exp_avg")  # type: ignore[arg-type]
-        if momentum is not None:
-            largest = torch.linalg.vector_norm(momentum, torch.inf, dim=1)  # no copy of what may be millions of rows
-            dead = _chosen((largest < NO_GRADIENT) & seen)
-            if len(dead) > self._num_dead:
-                self._num_dead = len(dead)
+        """Log and judge the step; at the end, name classes that no batch held."""
+        if self._ratio is not None:
+            pl_module.log("health/update_ratio", self._ratio)
+            if trainer.current_epoch == pl_module.warmup_epochs:
+                self._judge(float(self._ratio), trainer, pl_module)
+        if self._seen is not None and trainer.current_epoch + 1 == trainer.max_epochs:
+            never = (~reduce_max(self._seen.int()).bool()).nonzero().flatten().tolist()
+            names = pl_module.metadata.get("classes", [])
+            if never:
                 self._warn(
-                    f"epoch {trainer.current_epoch + 1}: {len(dead)} of {len(seen)} proxies are dead: none of their "
-                    f"gradients' running means is above {NO_GRADIENT:g} although their classes had images "
-                    f"({_named(dead, names)})."
+                    f"{len(never)} of {len(self._seen)} classes were never in a batch of training: no full batch held them "
+                    f"({shorten([names[row] if row < len(names) else str(row) for row in never])})."
                 )
-        if trainer.current_epoch + 1 == trainer.max_epochs and (never := _chosen(~self._ever_seen)):
+
+    def _judge(self, ratio: float, trainer: pl.Trainer, pl_module: MetricLearner) -> None:
+        epoch, lr = trainer.current_epoch + 1, pl_module.lr
+        if ratio == 0 and str(trainer.precision) != "16-mixed":  # whose scaler skips its first steps
+            self._warn(f"epoch {epoch}: the backbone has not moved although the warm-up is over: it got no gradient.")
+        elif ratio and not STEP_TOO_SMALL <= ratio <= STEP_TOO_LARGE:
             self._warn(
-                f"{len(never)} of {len(seen)} proxies were never the positive of an image in training: no full batch held "
-                f"their classes ({_named(never, names)})."
+                f"epoch {epoch}: optimizer.lr={lr:g} looks far too {'high' if ratio > 1e-3 else 'low'}: the backbone's first "
+                f"step is {ratio:.1e} of its weights' length (about 1e-3 is usual)."
             )
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -149,6 +134,7 @@ class Health(pl.Callback):
             return
         total = torch.stack([each for each, _ in parts if each is not None]).sum(0)
         similarity = (float(total.square().sum()) - count) / (count * (count - 1))
+        pl_module.log("health/mean_similarity", similarity)
         if similarity > COLLAPSED:
             self._warn(
                 f"epoch {trainer.current_epoch + 1}: the embeddings have collapsed (mean pairwise similarity "
@@ -156,7 +142,7 @@ class Health(pl.Callback):
             )
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Write step, rates and the images of the last two batches, of all devices, from which the step can be repeated."""
+        """Write step, learning rates and the images of the last two batches, of all devices, from which the step can be repeated."""
         if not isinstance(exception, NotFinite):  # which all processes raise after the same step
             return
         batches = zip(*gather_objects([batch.cpu() for batch in self._batches]), strict=True)
@@ -179,16 +165,5 @@ def _trained(pl_module: MetricLearner) -> list[Tensor]:
     return [parameter for parameter in pl_module.net.backbone.parameters() if parameter.requires_grad]
 
 
-def _proxies(pl_module: MetricLearner) -> Tensor | None:
-    """(C, D), of losses that have one for each class under this name."""
-    proxies, classes = (getattr(pl_module.loss, name, None) for name in ("proxies", "num_classes"))
-    return proxies if isinstance(proxies, Tensor) and len(proxies) == classes else None
-
-
-def _chosen(mask: Tensor) -> list[int]:
-    """The rows where a mask is set; waits for the device."""
-    return mask.nonzero().flatten().tolist()
-
-
-def _named(rows: Sequence[int], names: Sequence[str]) -> str:
-    return shorten([names[row] if row < len(names) else str(row) for row in rows])
+def _length(tensors: list[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(tensors)).norm()

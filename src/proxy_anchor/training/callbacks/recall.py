@@ -61,11 +61,12 @@ def format_recall(recall: dict[int, float], digits: int = 1) -> str:
 class RecallCallback(pl.Callback):
     """Scores every complete validation pass and logs `<set>/recall_at_<K>`, as shares in [0, 1].
 
-    The sanity pass is ignored, and a pass that did not see every image is refused instead of scored.
+    The sanity pass is ignored. A pass that did not see every image is an error, unless `scored` is false.
 
     Args:
         k: the K of Recall@K. engine: see `proxy_anchor.retrieval.search.resolve_engine`.
         select_on: the set that selects the epoch: "test" as in the paper, or "validation".
+        scored: false where evaluations see a part of the images only (Lightning's debug modes): none is scored.
 
     Attributes:
         history: one EpochResult per evaluation, the untrained state first.
@@ -73,7 +74,14 @@ class RecallCallback(pl.Callback):
             [query, gallery] of the searched classes.
     """
 
-    def __init__(self, k: int | Sequence[int] = (1, 2, 4, 8), *, engine: str = "auto", select_on: str = "test") -> None:
+    def __init__(
+        self,
+        k: int | Sequence[int] = (1, 2, 4, 8),
+        *,
+        engine: str = "auto",
+        select_on: str = "test",
+        scored: bool = True,
+    ) -> None:
         ks = [k] if isinstance(k, (int, float, str)) else list(k)
         if not ks:
             raise UsageError("recall_k is empty: name at least one K, for example recall_k=[1,2,4,8].")
@@ -82,6 +90,7 @@ class RecallCallback(pl.Callback):
         self.k = sorted(set(ks))
         self.engine = engine
         self.select_on = select_on
+        self.scored = scored
         self.metrics: dict[str, RecallAtK] = {"test": RecallAtK(self.k, engine=engine)}
         self.history: list[EpochResult] = []
         self.selected_embeddings: list[Tensor] = []
@@ -166,7 +175,7 @@ class RecallCallback(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Search, log, remember."""
-        if trainer.sanity_checking:
+        if trainer.sanity_checking or not self.scored:
             return
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)  # embedding is not searching
@@ -200,7 +209,12 @@ class RecallCallback(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the epoch's logged loss, which the trainer averages only now, and print."""
         epoch = trainer.current_epoch + 1
-        if self.history and self.history[-1].epoch == epoch:
+        if not self.scored:
+            loss = float(trainer.callback_metrics["train/loss_epoch"])
+            pl_module.print(
+                f"epoch {epoch}/{trainer.max_epochs}: loss {loss:.3f}  a part of the images: Recall is not computed"
+            )
+        elif self.history and self.history[-1].epoch == epoch:
             loss = float(trainer.callback_metrics["train/loss_epoch"])
             self.history[-1] = replace(self.history[-1], train_loss=loss)
             self._print(trainer, pl_module, self.history[-1])
