@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
+import signal
 import subprocess
 import sys
+import traceback
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from warm_python import WarmPython
 
 from proxy_anchor.cli import main as entry
+from proxy_anchor.training import run_lock
+from proxy_anchor.utils import NOTICES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -46,29 +55,54 @@ TINY_FOLDER = [
 ]
 
 
-WARM = WarmPython()
-
-
 def run_entry(
     script: str, *arguments: str, cwd: Path, timeout_s: float = 300, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """`python src/SCRIPT ARGUMENTS` with captured output; no accidental use of a local HYDRA or DEBUG setting.
+    """`python src/SCRIPT ARGUMENTS` with captured output, in this process.
 
-    fresh: in a process that shares nothing with others, which takes seconds longer; otherwise see WarmPython.
+    fresh: in a process of its own, which takes seconds longer, without a HYDRA_FULL_ERROR or DEBUG of the user's.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in ("DEBUG", "HYDRA_FULL_ERROR")}
     command = [str(REPOSITORY / "src" / script), *arguments]
-    if not fresh and WARM.fits(environment):
-        return WARM.run(command, cwd=cwd, env=environment, timeout_s=timeout_s)
+    if not fresh:
+        return _run_here(command, cwd)
     return subprocess.run(
         [sys.executable, *command],
         cwd=cwd,
-        env=environment,
+        env={key: value for key, value in os.environ.items() if key not in ("DEBUG", "HYDRA_FULL_ERROR")},
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=False,
     )
+
+
+def _run_here(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    printed, said, code = StringIO(), StringIO(), 0
+    arguments, place, filters = sys.argv, Path.cwd(), warnings.filters[:]
+    handlers, environment = {each: signal.getsignal(each) for each in NOTICES}, dict(os.environ)
+    try:
+        sys.argv = command
+        os.chdir(cwd)
+        with redirect_stdout(printed), redirect_stderr(said):
+            try:
+                runpy.run_path(command[0], run_name="__main__")
+            except SystemExit as stop:
+                code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+            except Exception:
+                traceback.print_exc()
+                code = 1
+    finally:
+        sys.argv, warnings.filters[:] = arguments, filters
+        os.chdir(place)
+        os.environ.clear()
+        os.environ.update(environment)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = None
+        for folder in list(run_lock._held):  # the end of a process gives its folder back
+            run_lock.release(folder)
+    return subprocess.CompletedProcess(command, code, printed.getvalue(), said.getvalue())
 
 
 def run_ok(script: str, *arguments: str, cwd: Path) -> str:

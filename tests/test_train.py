@@ -249,7 +249,6 @@ BAD_INPUT = {
     "+=": "an override cannot be understood",
     "dataset.root=[1]": "dataset.root=[1]: expected a path",
     "backbone.name=5": "expected a text",
-    "optimizer=fast": "expected a group of keys",
     "trainer.check_val_every_n_epoch=5": "does not divide trainer.max_epochs=1",
     "trainer.gradient_clip_val=-1": "trainer.gradient_clip_val=-1",
     "optimizer.warmup_epochs=1": "the backbone would never move",

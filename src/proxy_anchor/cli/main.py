@@ -50,7 +50,9 @@ STARTED_AT = "PROXY_ANCHOR_STARTED"  # hands it on to the processes of one comma
 STARTED = float(os.environ.get(STARTED_AT, time.monotonic()))
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
 JOB_FILE, JOB_FOLDER = "PROXY_ANCHOR_JOB_FILE", "PROXY_ANCHOR_JOB_FOLDER"  # what `run_as_ranks` hands on
-CONF = str(Path(__file__).resolve().parents[3] / "conf")
+_PACKAGE = Path(__file__).resolve().parents[1]
+# In a wheel inside the package, in a checkout at its top.
+CONF = str(next(each for each in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") if each.is_dir()))
 
 
 class TimmSource(ConfigSource):
@@ -235,8 +237,19 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
     return result
 
 
+def help_text(config_name: str) -> str:
+    """What an entry does, with examples, from its docstring; its keys with their comments, from its file in conf/."""
+    described = (sys.modules["__main__"].__doc__ or "").strip()
+    lines = (Path(CONF) / f"{config_name}.yaml").read_text(encoding="utf-8").partition("\nhydra:\n")[0].splitlines()
+    keys = [line for line in lines if not line.startswith(("  - override hydra/", "  - _self_", "# python src/"))]
+    return "\n".join([described, "", *keys, "", "--cfg job shows them resolved. See also README.md and docs/."])
+
+
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2."""
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        print(help_text(config_name))
+        return
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
     register_plugins()
     _quieten()

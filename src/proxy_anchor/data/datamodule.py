@@ -242,7 +242,7 @@ class ImageDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> Any:
         """Full batches in the order of this epoch, shuffled or P x K."""
         images, order = self.train_images, self.make_order(*self._place)
-        if self.trainer is not None and self.trainer.overfit_batches:
+        if getattr(self.trainer, "overfit_batches", 0):
             order = [*order]  # type: ignore[assignment]  # the same batches in every epoch
         if self.loading is not None and self.loading["crop_on"] == "gpu":
             assert images.pixels is not None

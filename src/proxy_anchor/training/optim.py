@@ -16,8 +16,8 @@ from proxy_anchor.errors import UsageError, check_int, check_number
 from proxy_anchor.models.embedding_net import EmbeddingNet
 
 # Default betas and eps, and decay on everything, as in the released code.
-DEFAULT_OPTIMIZER: partial[Optimizer] = partial(AdamW, lr=1e-4, weight_decay=1e-4)
-DEFAULT_SCHEDULER: partial[LRScheduler] = partial(StepLR, step_size=10, gamma=0.5)
+DEFAULT_OPTIMIZER: partial[Any] = partial(AdamW, lr=1e-4, weight_decay=1e-4)
+DEFAULT_SCHEDULER: partial[Any] = partial(StepLR, step_size=10, gamma=0.5)
 
 
 def make_parameter_groups(

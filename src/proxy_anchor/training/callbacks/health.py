@@ -45,7 +45,8 @@ class Health(pl.Callback):
         self._count = 0
         self._seen: Tensor | None = None  # (C,) bool: classes that had an image so far, on the device
         self._before: list[Tensor] = []  # the backbone's weights before the step that is measured
-        self._due, self._ratio = False, None  # whether a step is to be measured; (), on the device
+        self._due = False  # whether the next step is to be measured
+        self._ratio: Tensor | None = None  # (), on the device
 
     def state_dict(self) -> dict[str, Any]:
         """The warnings and classes so far, for a run that is continued."""
@@ -86,7 +87,7 @@ class Health(pl.Callback):
         """Compare the weights with those before the step."""
         if self._before:
             changes = torch._foreach_sub([each.detach() for each in _trained(pl_module)], self._before)
-            self._ratio = _length(changes) / _length(self._before)
+            self._ratio = _length(list(changes)) / _length(self._before)
             self._before = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
