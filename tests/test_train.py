@@ -333,7 +333,7 @@ def test_colours_and_drop_path_train_and_are_said(tmp_path):
 
 def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
     shown = run_ok("train.py", "--help", cwd=tmp_path)
-    assert shown.startswith("train is powered by Hydra")
+    assert shown.startswith("Train an embedding network: `python src/train.py")
     assert "proxy_lr_mult: 100" in shown
     heavy = "import sys; sys.argv = ['train.py']; import train; print(sorted({'torch', 'timm'} & set(sys.modules)))"
     found = subprocess.run(

@@ -1,4 +1,4 @@
-"""Checkpoints written beside the training: whole, the newest, and errors are not lost."""
+"""Checkpoints written in the background: whole, the newest, and errors are not lost."""
 
 from __future__ import annotations
 
@@ -45,13 +45,18 @@ def test_only_the_newest_of_many_versions_is_written(tmp_path: Path, monkeypatch
     assert torch.load(tmp_path / "last.ckpt")["epoch"] == 6
 
 
-def test_the_files_of_an_epoch_are_written_together(tmp_path: Path) -> None:
+def test_best_is_written_with_last_and_not_before(tmp_path: Path) -> None:
     writer = BackgroundWriter(every_seconds=3600)
     writer.save_checkpoint({"epoch": 1}, tmp_path / "best.ckpt")
-    time.sleep(0.02)  # a copy of the weights is made between them
+    assert writer._writing is None
     writer.save_checkpoint({"epoch": 1}, tmp_path / "last.ckpt")
     wait_for(tmp_path / "last.ckpt")
+    assert (tmp_path / "best.ckpt").is_file()
+    writer.save_checkpoint({"epoch": 2}, tmp_path / "best.ckpt")
+    writer.save_checkpoint({"epoch": 2}, tmp_path / "last.ckpt")  # not due
+    assert [torch.load(tmp_path / f"{name}.ckpt")["epoch"] for name in ("best", "last")] == [1, 1]
     writer.teardown()
+    assert [torch.load(tmp_path / f"{name}.ckpt")["epoch"] for name in ("best", "last")] == [2, 2]
 
 
 def test_an_error_reaches_the_trainer_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +77,9 @@ def test_an_error_reaches_the_trainer_and_leaves_the_old_file(tmp_path: Path, mo
 
 def test_a_removed_checkpoint_does_not_come_back(tmp_path: Path) -> None:
     writer = BackgroundWriter(every_seconds=3600)
-    writer.save_checkpoint({"epoch": 0}, tmp_path / "a.ckpt")
-    wait_for(tmp_path / "a.ckpt")
-    writer.save_checkpoint({"epoch": 1}, tmp_path / "a.ckpt")
-    writer.remove_checkpoint(tmp_path / "a.ckpt")
+    writer.save_checkpoint({"epoch": 0}, tmp_path / "last.ckpt")
+    wait_for(tmp_path / "last.ckpt")
+    writer.save_checkpoint({"epoch": 1}, tmp_path / "last.ckpt")
+    writer.remove_checkpoint(tmp_path / "last.ckpt")
     writer.teardown()
-    assert not (tmp_path / "a.ckpt").exists()
+    assert not (tmp_path / "last.ckpt").exists()

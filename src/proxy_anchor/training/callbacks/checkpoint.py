@@ -1,10 +1,10 @@
-"""Writing checkpoints beside the training: whole or not at all, and without stopping it."""
+"""Writing checkpoints in the background: whole or not at all."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from proxy_anchor.errors import UsageError
 
-TOGETHER_SECONDS = 0.2
+LAST = "last.ckpt"
 
 
 def run_checkpoints(folder: Path, monitor: str | None, every_n_epochs: int = 1) -> list[ModelCheckpoint]:
@@ -36,38 +36,34 @@ def previous_version(path: Path) -> Path:
 
 
 class BackgroundWriter(TorchCheckpointIO):
-    """Copies a checkpoint where its tensors are and writes it from a thread of its own.
+    """Copies checkpoints on their device and writes them in a background thread.
 
-    A file of the final name is always whole: it is written under another name, flushed to the disk and renamed. Of several
-    versions of a file that come within `every_seconds` only the newest is written: on a fast card an epoch takes less time
-    than writing its checkpoints, and the writing thread holds Python's lock. The last version is written in any case,
-    also when training stops with an error; a process that is killed loses at most `every_seconds` and one write.
-
-    The first of several files that are saved one after the other, as an epoch does, waits `TOGETHER_SECONDS` for the others:
-    written alone, best.ckpt would be an epoch of which last.ckpt knows nothing until `every_seconds` later.
+    At most once in `every_seconds`, when `last.ckpt` is saved, all files that were saved since are written, each in its
+    newest version: on a fast GPU an epoch takes less time than writing its checkpoints. A killed process loses at most an
+    epoch and `every_seconds`. What is left is written at the end of training, also after an error.
 
     Raises what writing raised, at the next checkpoint or at the end of training.
     """
 
     def __init__(self, every_seconds: float = 10.0) -> None:
         self.every_seconds = every_seconds
-        self._pending: dict[str, dict[str, Any]] = {}
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._closing, self._due = False, 0.0
-        self._error: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint writer")
+        self._pending: dict[Path, dict[str, Any]] = {}
+        self._writing: Future[None] | None = None
+        self._due = 0.0
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Take a copy; it is at `path` soon, at the latest after `teardown`."""
-        self._raise()
-        copy = apply_to_collection(checkpoint, Tensor, lambda tensor: tensor.detach().clone())
-        with self._changed:
-            self._pending[str(path)] = copy
-            if self._thread is None:
-                self._closing = False
-                self._thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        path = Path(path)
+        self._pending[path] = apply_to_collection(checkpoint, Tensor, lambda tensor: tensor.detach().clone())
+        if self._writing is not None and self._writing.done():
+            writing, self._writing = self._writing, None
+            writing.result()
+        # best.ckpt waits for last.ckpt: alone it would be an epoch of which last.ckpt knows nothing.
+        if path.name == LAST and self._writing is None and time.monotonic() >= self._due:
+            pending, self._pending = self._pending, {}
+            self._writing = self._thread.submit(_write_all, pending)
+            self._due = time.monotonic() + self.every_seconds
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The newest version, from the disk."""
@@ -76,43 +72,21 @@ class BackgroundWriter(TorchCheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the file, and a version that is not written yet."""
-        with self._changed:
-            self._pending.pop(str(path), None)
+        self._pending.pop(Path(path), None)
         super().remove_checkpoint(path)
 
     def teardown(self) -> None:
-        """Write what waits, and end the thread."""
-        with self._changed:
-            thread, self._closing = self._thread, True
-            self._changed.notify()
-        if thread is not None:
-            thread.join()
-        self._raise()
+        """Write what waits."""
+        pending, self._pending = self._pending, {}
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+        _write_all(pending)
 
-    def _raise(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
-    def _is_due(self) -> bool:
-        return self._closing or (bool(self._pending) and time.monotonic() >= self._due)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._is_due():
-                    self._changed.wait(0.5)
-                self._changed.wait_for(lambda: self._closing, TOGETHER_SECONDS)
-                batch, self._pending = self._pending, {}
-                if not batch:  # closing, and nothing waits
-                    self._thread = None
-                    return
-            for path, checkpoint in batch.items():
-                try:
-                    write_whole(checkpoint, Path(path))
-                except BaseException as error:  # raised where the trainer can see it
-                    self._error = error
-            self._due = time.monotonic() + self.every_seconds
+def _write_all(checkpoints: dict[Path, dict[str, Any]]) -> None:
+    for path, checkpoint in checkpoints.items():
+        write_whole(checkpoint, path)
 
 
 def write_whole(checkpoint: dict[str, Any], path: Path) -> None:
@@ -127,7 +101,7 @@ def write_whole(checkpoint: dict[str, Any], path: Path) -> None:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())  # a rename that reaches the disk before the content would lose both versions
-        if path.name == "last.ckpt" and path.is_file():
+        if path.name == LAST and path.is_file():
             path.replace(previous_version(path))  # killed here, a run continues from that one
         partial.replace(path)
     except (OSError, RuntimeError) as error:
