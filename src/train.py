@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,8 @@ from omegaconf import DictConfig
 
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.cli.folds import cross_validate
 from proxy_anchor.training.run_lock import held
-from proxy_anchor.utils import selecting_recall
+from proxy_anchor.utils import RESULT_FILE, rank, selecting_recall, write_json
 
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
@@ -97,6 +96,26 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     if trainer.is_global_zero:
         finish_run(folder, learner.metadata["config"], result, data, recall.selected_embeddings)
     return result
+
+
+def cross_validate(
+    train: Callable[[DictConfig, Path], dict[str, Any]], cfg: DictConfig, folder: Path
+) -> dict[str, Any]:
+    """One run per fold of the training classes, each in its own folder, and their mean."""
+    from proxy_anchor.reports.run import fold_summary, format_folds
+
+    if cfg.resume == "never":  # otherwise each fold looks into its own folder
+        config.require_new(folder)
+    results = []
+    for fold in range(config.num_folds(cfg)):
+        cfg.validation.fold = fold
+        results.append(train(cfg, folder / f"fold{fold}"))
+        entry.forget_last_run()
+    combined = fold_summary(results)
+    if rank() == 0:
+        write_json(folder / RESULT_FILE, combined)
+        print(format_folds(combined))
+    return combined
 
 
 def main(cfg: DictConfig) -> float:
