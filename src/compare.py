@@ -66,14 +66,8 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
     Raises UsageError for what no run of it could do: an unknown loss, a key that one of the losses does not have.
     """
     for key, example in LISTS.items():
-        given = cfg[key]
-        if (given is not None or key != "levels") and not (
-            isinstance(given, ListConfig)
-            and given
-            and all(not isinstance(each, ListConfig) for each in given)
-            and len(set(given)) == len(given)
-        ):
-            raise UsageError(f"{key}={given}: expected a list of different ones, for example {key}={example}.")
+        if not (isinstance(cfg[key], ListConfig) and cfg[key]) and (key != "levels" or cfg[key] is not None):
+            raise UsageError(f"{key}={cfg[key]}: expected a list, for example {key}={example}.")
     for seed in cfg.seeds:
         check_int("seeds", seed, 0)
     for level in cfg.levels or ():

@@ -5,6 +5,7 @@ Each trial is a run of `train.py` in runs/NAME/trialN, judged on held-out traini
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -42,8 +43,10 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     shared = shared_arguments(cfg, list(space))
     first = {key: each.choices[0] if hasattr(each, "choices") else each.low for key, each in space.items()}
     trial_config(cfg, shared, first, "trial0")  # what no trial could do is said now
-    settings = {"search": search, "other arguments": decisive(shared)}
-    study = Tuning(folder, space, settings, cfg.seed, cfg.pruner and instantiate(cfg.pruner))
+    study = Tuning(folder, space, cfg.seed, cfg.pruner and instantiate(cfg.pruner))
+    for name, trial in study.trials().items():
+        if (folder / name / "config.yaml").is_file():
+            config.require_same(trial_config(cfg, shared, trial.params, name), folder / name)
 
     def run(trial: Any, place: Path) -> float:
         job = trial_config(cfg, shared, trial.params, place.name)
@@ -55,11 +58,9 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
             return selecting_recall(train(job, place, [pruning]))
 
     if not (is_worker := WORKER in os.environ):
-        study.fail_running()
         study.repeat_failed()
         if cfg.launcher.name == "local":
             work_together(cfg, folder)
-            study.fail_running()
     while (trial := study.next_trial(cfg.trials)) is not None:
         place = study.folder_of(trial)
         print(f"\n{place}: {' '.join(as_overrides(trial.params))}", flush=True)
@@ -97,14 +98,6 @@ def shared_arguments(cfg: DictConfig, searched: list[str]) -> list[str]:
     return [f"validation={cfg.validation.name}", *shared]
 
 
-def decisive(overrides: list[str]) -> list[str]:
-    """Those arguments that change a number."""
-    keys = {each: each.partition("=")[0].lstrip("+~") for each in overrides}
-    return sorted(
-        each for each, key in keys.items() if not f"{key}.".startswith(tuple(f"{u}." for u in config.UNIMPORTANT))
-    )
-
-
 def trial_config(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:
     """The configuration of the trial of this name with these values, checked as train.py would."""
     job = compose("train", [*shared, *as_overrides(values)])
@@ -116,10 +109,7 @@ def trial_config(cfg: DictConfig, shared: list[str], values: dict[str, Any], nam
 
 def as_overrides(values: dict[str, Any]) -> list[str]:
     """Values as arguments of the command line."""
-    words: dict[Any, str] = {True: "true", False: "false", None: "null"}
-    return [
-        f"{key}={words[value] if value is None or isinstance(value, bool) else value}" for key, value in values.items()
-    ]
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
 
 
 def work_together(cfg: DictConfig, folder: Path) -> None:

@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from warm_python import WarmPython
 
@@ -91,3 +94,15 @@ def compose_train(*overrides: str, with_hydra: bool = False) -> DictConfig:
     entry.register_plugins()
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         return compose("train", list(overrides), return_hydra_config=with_hydra)
+
+
+@contextmanager
+def composed(name: str, *overrides: str) -> Iterator[DictConfig]:
+    """The config of `python src/NAME.py OVERRIDES`, which composes others from it, in this process."""
+    entry.register_plugins()
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        HydraConfig.instance().cfg = compose(name, list(overrides), return_hydra_config=True)
+        try:
+            yield compose(name, list(overrides))
+        finally:
+            HydraConfig.instance().cfg = None

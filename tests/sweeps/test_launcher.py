@@ -14,7 +14,17 @@ from commands import REPOSITORY
 from processes import await_end
 
 from proxy_anchor.errors import STOPPED, UsageError
-from proxy_anchor.sweeps.launcher import SWEEP_JOB, Job, JobError, job_command, make_slots, run_here, run_ranks
+from proxy_anchor.sweeps.launcher import (
+    SWEEP_JOB,
+    Job,
+    JobError,
+    job_command,
+    make_slots,
+    run_here,
+    run_on_ray,
+    run_on_slurm,
+    run_ranks,
+)
 from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, own_cores
 
 ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY / "src")}
@@ -53,25 +63,45 @@ def test_a_failed_rank_ends_the_others(end, error, message, tmp_path):
     assert time.monotonic() - start < 30
 
 
+def start_ranks(tmp_path: Path, text: str) -> tuple[subprocess.Popen, list[int]]:
+    """(the launcher, its two ranks) once each rank has begun to run the text."""
+    begin = (
+        f"from proxy_anchor.sweeps.launcher import end_with_parent\nfile = Path({str(tmp_path)!r}, os.environ['RANK'])"
+    )
+    command = script(tmp_path, f"{begin}\nfile.write_text(str(os.getpid()))\n{text}\ntime.sleep(60)")
+    launch = f"import sys; from proxy_anchor.sweeps.launcher import run_ranks\ntry: run_ranks({command}, 2, {{}})\n"
+    launch += "except KeyboardInterrupt: sys.exit(130)"
+    process = subprocess.Popen([sys.executable, "-c", launch], env={**os.environ, **ENVIRONMENT})
+    return process, [int(read_when_written(tmp_path / rank)) for rank in ("0", "1")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, STOPPED), (signal.SIGUSR1, STOPPED), (signal.SIGINT, 130)]
 )
 def test_a_signal_ends_all_ranks(number, code, tmp_path):
-    command = script(
-        tmp_path, f"Path({str(tmp_path)!r}, os.environ['RANK']).write_text(str(os.getpid()))\ntime.sleep(60)"
-    )
-    launch = f"import sys; from proxy_anchor.sweeps.launcher import run_ranks\ntry: run_ranks({command}, 2, {{}})\n"
-    launch += "except KeyboardInterrupt: sys.exit(130)"
-    process = subprocess.Popen([sys.executable, "-c", launch], env={**os.environ, **ENVIRONMENT})
-    ranks = [int(read_when_written(tmp_path / rank)) for rank in ("0", "1")]
+    process, ranks = start_ranks(tmp_path, "")
     process.send_signal(number)
     assert process.wait(30) == code
     for each in ranks:
         await_end(each)
 
 
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["end_with_parent(); file.write_text('ready')", "time.sleep(1); end_with_parent()"])
+def test_a_killed_launcher_takes_its_ranks_with_it_at_any_time(text, tmp_path):
+    process, ranks = start_ranks(tmp_path, text)
+    for rank in ("0", "1") if "ready" in text else ():
+        read_when_written(tmp_path / rank, "ready")
+    process.kill()
+    process.wait()
+    for each in ranks:
+        await_end(each)
+
+
 def read_when_written(file: Path, text: str = "") -> str:
+    """The file's content as soon as it has any, with this text in it."""
     deadline = time.monotonic() + 60
     while not (file.is_file() and (content := file.read_text()) and text in content):
         assert time.monotonic() < deadline
@@ -136,6 +166,24 @@ def test_a_crash_is_explained_and_the_others_finish(tmp_path, monkeypatch):
         assert [ended[number] for number in range(6)] == list(codes)
     assert (tmp_path / "0" / FAILURE_FILE).read_text().splitlines()[0] == "before"
     assert not (tmp_path / "3").exists()  # a job leaves its trace itself
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "ray"])
+def test_jobs_on_a_cluster(cluster, tmp_path):
+    pytest.importorskip({"slurm": "submitit"}.get(cluster, cluster))
+    jobs = [
+        job("print('here')", tmp_path / "0"),
+        job("print('error: lr is out of range'); sys.exit(2)", tmp_path / "1"),
+    ]
+    ended = {}
+    if cluster == "slurm":
+        run_on_slurm(jobs, ended.__setitem__, tmp_path / "slurm", "local", {"timeout_min": 5})
+    else:
+        run_on_ray(jobs, ended.__setitem__, None, {"num_gpus": 0, "num_cpus": 1})
+        with pytest.raises(UsageError, match=r"the cluster shows 0 GPUs; add trainer\.accelerator=cpu"):
+            run_on_ray(jobs, ended.__setitem__, None, {"num_gpus": 99})
+    assert ended == {0: None, 1: "lr is out of range"}
+    assert jobs[0].output.read_text() == "here\n"
 
 
 def test_a_job_is_the_command_less_the_launchers_words(monkeypatch):

@@ -39,6 +39,7 @@ from omegaconf.errors import OmegaConfBaseException
 from proxy_anchor.cli.config import holds_another
 from proxy_anchor.errors import STOPPED, USAGE_ERROR, AgreedError, FolderTaken, UsageError, did_you_mean
 from proxy_anchor.sweeps.launcher import (
+    LAUNCHER,
     SWEEP_JOB,
     JobError,
     end_with_parent,
@@ -192,7 +193,7 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2."""
     is_rank = JOB_FILE in os.environ  # of `run_as_ranks`
-    if is_rank:
+    if LAUNCHER in os.environ:
         end_with_parent()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
     register_plugins()

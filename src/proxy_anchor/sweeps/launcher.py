@@ -20,12 +20,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from proxy_anchor.errors import STOPPED, UsageError
+from proxy_anchor.errors import STOPPED, UsageError, check_int
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, NOTICES, read_result, write_text
 
 SWEEP_JOB = "PROXY_ANCHOR_SWEEP_JOB"  # set where a job's command was started by a launcher
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where a rank leaves an error that a user can repair; torch names the file
+LAUNCHER = "PROXY_ANCHOR_LAUNCHER"  # the process that started this one, as a rank or a job
 GRACE_S = 30.0  # for processes to write what they have, as torch's launcher gives them
 OnEnd = Callable[[int, str | None], None]  # is told a job's number and why it failed, None for success, when it ends
 PRCTL = ctypes.PyDLL(None).prctl if sys.platform == "linux" else None
@@ -42,12 +43,14 @@ def end_with_parent() -> None:
     """
     if PRCTL is not None:
         PRCTL(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG, of linux/prctl.h
+        if os.environ[LAUNCHER] != str(os.getppid()):  # which was gone before
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 # Ranks
 
 
-def run_ranks(command: Sequence[str], num_ranks: int, environment: Mapping[str, str]) -> None:
+def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str]) -> None:
     """Run the command num_ranks times at once under torch's elastic launcher, with its variables and `environment`.
 
     SIGTERM, SIGUSR1 and Ctrl-C are passed on to all ranks. No rank is left running when this returns or raises.
@@ -75,7 +78,7 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: Mapping[str, 
             logs_specs=DefaultLogsSpecs(folder),
             signals_to_handle=",".join(signal.Signals(number).name for number in passed_on),
         )
-        os.environ.update(environment)
+        os.environ.update(environment | {LAUNCHER: str(os.getpid())})
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as stop:
@@ -131,11 +134,10 @@ class Job:
             return subprocess.Popen(
                 self.command,
                 cwd=self.place,
-                env={**inherited, SWEEP_JOB: "1", **(environment or {})},
+                env={**inherited, SWEEP_JOB: "1", LAUNCHER: str(os.getpid()), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_before_the_command if hasattr(signal, "SIGUSR2") else None,
             )
 
     def __call__(self) -> int:
@@ -167,12 +169,6 @@ class Job:
         return (said or printed or [f"ended with exit code {code}"])[-1]
 
 
-def _before_the_command() -> None:
-    """SLURM sends its notice to all processes of a job; the launcher's answers it, and stops the command by SIGTERM."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    end_with_parent()
-
-
 def job_command(overrides: Sequence[str], run: str, folder: Path) -> tuple[str, ...]:
     """The command that runs this program with these arguments, less those of a launcher, in this folder."""
     own = [each for each in overrides if not each.lstrip("+~").startswith(("launcher=", "launcher.", "run="))]
@@ -195,6 +191,8 @@ def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]
     """
     import torch
 
+    if at_once is not None:
+        check_int("launcher.jobs_at_once", at_once, 1)
     count = torch.cuda.device_count() if devices else 0
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = [str(each) for each in range(count)] if named is None else named.replace(" ", "").split(",")[:count]
@@ -319,20 +317,19 @@ def _end(processes: Sequence[subprocess.Popen]) -> None:
 
 def sweep_table(jobs: Sequence[tuple[int, Sequence[str], Path, str | None]]) -> str:
     """A row per job, given as (number, overrides, folder, why it failed), without the overrides that all jobs share."""
+    shared = set.intersection(*(set(overrides) for _, overrides, _, _ in jobs))
     rows = []
     for number, overrides, folder, reason in jobs:
         row: dict[str, Any] = {"job": number}
-        row |= dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
+        row |= dict(each.lstrip("+").split("=", 1) for each in overrides if each not in shared and "=" in each)
         result = None if reason else read_result(folder)
         if result is not None:
             best, last, selected = (result[each] for each in ("best", "last", "selected"))
+            [first, *_] = best["recall"]
             row |= {f"best R@{k}": 100 * value for k, value in best["recall"].items()}
-            row |= {f"last R@{k}": 100 * value for k, value in list(last["recall"].items())[:1]}
-            row["best epoch"] = best["epoch"]
-            for k, value in list((selected.get("validation") or {}).items())[:1]:
-                row |= {f"validation R@{k}": 100 * value, f"selected R@{k}": 100 * selected["recall"][k]}
+            row |= {f"last R@{first}": 100 * last["recall"][first], "best epoch": best["epoch"]}
+            if selected.get("validation"):
+                row[f"validation R@{first}"] = 100 * selected["validation"][first]
+                row[f"selected R@{first}"] = 100 * selected["recall"][first]
         rows.append(row | ({"failed": reason} if reason else {}))
-    keys = dict.fromkeys(key for row in rows for key in row)
-    outcome = [key for key in keys if "R@" in key or key in ("best epoch", "failed")]
-    varied = [key for key in keys if key not in outcome and len({str(row.get(key)) for row in rows}) > 1]
-    return format_table([{key: row.get(key) for key in dict.fromkeys(["job", *varied, *outcome])} for row in rows])
+    return format_table(rows)

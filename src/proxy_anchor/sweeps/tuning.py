@@ -6,7 +6,6 @@ trial, which has the folder of the first: the last one of a folder is the one th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,23 +27,18 @@ Space = dict[str, "BaseDistribution"]
 STUDY_FILE = "study.db"
 
 
-def make_space(search: Mapping[str, Any] | None) -> Space:
+def make_space(search: Any) -> Space:
     """What may vary: {"loss.alpha": [16, 32], "optimizer.lr": {"min": 1e-5, "max": 1e-3, "log": True}}.
 
     Values of a list are equals; a range of whole numbers gives whole numbers. Raises UsageError for anything else.
     """
-    example = "'{optimizer.lr: {min: 1e-5, max: 1e-3, log: true}, loss.alpha: [16, 32, 64]}'"
-    if not isinstance(search, Mapping) or not search:
-        raise UsageError(f"search={search}: expected what may vary, for example search={example}.")
-    space: Space = {}
-    for key, given in search.items():
-        try:
-            space[str(key)] = _distribution(given)
-        except (TypeError, ValueError, KeyError) as error:
-            raise UsageError(
-                f"search: {key}: {given}: expected a list of values or a range with min and max, for example search={example}."
-            ) from error
-    return space
+    try:
+        return {str(key): _distribution(given) for key, given in dict(search or None).items()}
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        example = "'{optimizer.lr: {min: 1e-5, max: 1e-3, log: true}, loss.alpha: [16, 32, 64]}'"
+        raise UsageError(
+            f"search={search}: expected, for each key, a list of values or a range with min and max: search={example}."
+        ) from error
 
 
 def _distribution(given: Any) -> BaseDistribution:
@@ -62,19 +56,13 @@ class Tuning:
 
     Args:
         folder: holds STUDY_FILE and a folder per trial.
-        settings: plain types that must be the same when a search goes on.
         seed: of the proposals.
         pruner: which trials to end early; None: none.
+
+    Raises UsageError when the study's trials are of another space.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        space: Space,
-        settings: dict[str, Any],
-        seed: int = 1,
-        pruner: optuna.pruners.BasePruner | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, space: Space, seed: int = 1, pruner: Any = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder, self.space, self.seed = folder, space, seed
         self._alone = FileLock(folder / "study.lock")
@@ -86,12 +74,10 @@ class Tuning:
                 direction="maximize",
                 load_if_exists=True,
             )
-            if "settings" not in self.study.user_attrs:
-                self.study.set_user_attr("settings", settings)
-        made = self.study.user_attrs["settings"]
-        if different := sorted(key for key in {*made, *settings} if made.get(key) != settings.get(key)):
+        searched = [item for trial in self.trials().values() for item in trial.distributions.items()]
+        if different := sorted({key for key, values in searched if space.get(key) != values}):
             raise UsageError(
-                f"{folder} holds a search with other settings ({', '.join(different)}): choose another run=NAME."
+                f"{folder} holds a search of other values ({', '.join(different)}): choose another run=NAME."
             )
 
     def trials(self) -> dict[str, FrozenTrial]:
@@ -102,15 +88,12 @@ class Tuning:
         """Where the trial's run is."""
         return self.folder / trial.user_attrs.get("folder", f"trial{trial.number}")
 
-    def fail_running(self) -> None:
-        """Count trials as failed whose process ended without a word; only while no process works on the study."""
-        for trial in self.study.get_trials(states=[TrialState.RUNNING]):
-            self.study.tell(trial.number, state=TrialState.FAIL)
-
     def repeat_failed(self) -> None:
-        """Have every failed trial tried again."""
+        """Have every failed trial tried again; only while no process works on the study: what still runs failed too."""
         for name, trial in self.trials().items():
-            if trial.state == TrialState.FAIL:
+            if trial.state == TrialState.RUNNING:
+                self.study.tell(trial.number, state=TrialState.FAIL)
+            if trial.state in (TrialState.RUNNING, TrialState.FAIL):
                 self.study.enqueue_trial(trial.params, user_attrs={"folder": name})
 
     def next_trial(self, count: int) -> Trial | None:
@@ -122,7 +105,8 @@ class Tuning:
             # A sampler that started at the seed again would propose the first points a second time.
             self.study.sampler = optuna.samplers.TPESampler(seed=hash((self.seed, len(known))) % 2**32)
             trial = self.study.ask(self.space)
-            trial.set_user_attr("folder", self.folder_of(trial).name)
+            if "folder" not in trial.user_attrs:
+                trial.set_user_attr("folder", f"trial{len(known)}")
             return trial
 
     def rows(self) -> list[dict[str, Any]]:
@@ -131,7 +115,7 @@ class Tuning:
         for name, trial in self.trials().items():
             steps = trial.intermediate_values
             value = trial.value if trial.value is not None else steps.get(max(steps, default=0))
-            state = "failed" if trial.state == TrialState.FAIL else trial.state.name.lower()
+            state = trial.state.name.lower() if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) else "failed"
             recall = None if value is None else 100 * value
             row = {"trial": name, "state": state, "validation recall": recall, "epochs": max(steps, default=None)}
             rows.append(row | trial.params)
