@@ -9,15 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, ListConfig
 
-from proxy_anchor.cli import config, jobs
+from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.errors import UsageError
-from proxy_anchor.sweeps import launcher
+from proxy_anchor.errors import UsageError, check_int, check_number
 from proxy_anchor.training.run_lock import held
-from proxy_anchor.utils import read_result
+from proxy_anchor.utils import FAILURE_FILE, read_result
 from train import train
+
+LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]", "levels": "[60,70]"}
 
 
 def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -27,11 +30,13 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """
     from proxy_anchor.reports.comparison import write_comparison
 
-    configs = jobs.comparison_jobs(cfg)
+    configs = comparison_jobs(cfg)
+    places = {(loss, seed): folder / loss / f"seed{seed}" for loss, seed in configs}
+    check_data({loss: job for (loss, seed), job in configs.items() if read_result(places[loss, seed]) is None})
     results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in configs}
     failures: dict[str, str] = {}
     for number, ((loss, seed), job) in enumerate(configs.items(), start=1):
-        place = folder / loss / f"seed{seed}"
+        place = places[loss, seed]
         print(f"\n[{number}/{len(configs)}] {loss}, seed {seed}: {place}", flush=True)
         try:
             with held(place):
@@ -49,10 +54,54 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
         print(f"failed: {name}: {reason}")
     if failures:
         raise UsageError(
-            f"{len(failures)} of {len(configs)} runs failed (see {launcher.FAILURE_FILE} in their folders); the same command with "
+            f"{len(failures)} of {len(configs)} runs failed (see {FAILURE_FILE} in their folders); the same command with "
             f"run={cfg.run} repeats them."
         )
     return results
+
+
+def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
+    """{(loss, seed): config} of a comparison, all losses of a seed together; each checked as train.py would.
+
+    Raises UsageError for what no run of it could do: an unknown loss, a key that one of the losses does not have.
+    """
+    for key, example in LISTS.items():
+        if not (isinstance(cfg[key], ListConfig) and cfg[key]) and (key != "levels" or cfg[key] is not None):
+            raise UsageError(f"{key}={cfg[key]}: expected a list, for example {key}={example}.")
+    for seed in cfg.seeds:
+        check_int("seeds", seed, 0)
+    for level in cfg.levels or ():
+        check_number("levels", level, 0, maximum=100)
+    if cfg.validation.name == "folds":
+        raise UsageError("validation=folds: a comparison takes whole runs; use validation=classes, or leave it out.")
+    if cfg.trainer.devices != 1:
+        raise UsageError(f"trainer.devices={cfg.trainer.devices}: a comparison trains on one device; use devices=1.")
+    given = {each: each.partition("=")[0].lstrip("+~") for each in HydraConfig.get().overrides.task}
+    for key, instead in {"loss": "losses=[...]", "seed": "seeds=[...]"}.items():
+        if key in given.values():
+            raise UsageError(f"{key}=...: a comparison takes {instead}.")
+    shared = [each for each, key in given.items() if key not in LISTS]
+    jobs = {}
+    for seed in cfg.seeds:
+        for loss in cfg.losses:
+            job = jobs[loss, seed] = compose("train", [*shared, f"loss={loss}", f"seed={seed}"])
+            job.run = f"{cfg.run}/{loss}/seed{seed}"
+            config.make_paths_absolute(job)
+            config.check_config(job)
+    return jobs
+
+
+def check_data(jobs: dict[str, DictConfig]) -> None:
+    """Raise UsageError, before the first training, for images with which the batches of one loss cannot be filled."""
+    from proxy_anchor.data.datamodule import ImageDataModule
+
+    splits = None
+    for loss, job in jobs.items():
+        splits = splits or config.load_splits(job, training=False)
+        try:
+            ImageDataModule(splits, seed=job.seed, **job.data, **job.dataset.images)
+        except UsageError as error:
+            raise UsageError(f"loss={loss}: {error}") from error
 
 
 def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:

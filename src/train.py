@@ -11,9 +11,8 @@ from omegaconf import DictConfig
 
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.cli.folds import cross_validate
 from proxy_anchor.training.run_lock import held
-from proxy_anchor.utils import RESULT_FILE, selecting_recall
+from proxy_anchor.utils import RESULT_FILE, rank, selecting_recall, write_json
 
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
@@ -106,13 +105,31 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     return result
 
 
+def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+    """One run per fold of the training classes, each in its own folder, and their mean."""
+    from proxy_anchor.reports.run import fold_summary, format_folds
+
+    if cfg.resume == "never":  # otherwise each fold looks into its own folder
+        config.require_new(folder)
+    results = []
+    for fold in range(config.num_folds(cfg)):
+        cfg.validation.fold = fold
+        results.append(train(cfg, folder / f"fold{fold}"))
+        entry.forget_last_run()
+    combined = fold_summary(results)
+    if rank() == 0:
+        write_json(folder / RESULT_FILE, combined)
+        print(format_folds(combined))
+    return combined
+
+
 def main(cfg: DictConfig) -> float:
     """Train, and hand the smallest K's Recall that selected the epoch to a sweep (held-out classes, folds, or test)."""
     folder = entry.output_folder()
     if (num_ranks := config.ranks_to_start(cfg, folder)) > 1:
         result = entry.run_as_ranks(cfg, folder, num_ranks)
     elif cfg.validation.name == "folds" and cfg.validation.fold is None:
-        result = cross_validate(train, cfg, folder)
+        result = cross_validate(cfg, folder)
     else:
         result = train(cfg, folder)
     return selecting_recall(result) if result else math.nan

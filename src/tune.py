@@ -5,22 +5,25 @@ Each trial is a run of `train.py` in runs/NAME/trialN, judged on held-out traini
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.cli import jobs
+from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.cli.folds import cross_validate
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.sweeps import launcher
 from proxy_anchor.training.run_lock import HELD_BY_PARENT, held
-from proxy_anchor.utils import selecting_recall, write_json
-from train import train
+from proxy_anchor.utils import FAILURE_FILE, selecting_recall, write_json
+from train import cross_validate, train
 
 WORKER = "PROXY_ANCHOR_TUNING_WORKER"  # set where `work_together` started this command; a job of a sweep is none
 
@@ -30,53 +33,96 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     A trial that fails is listed, and the others go on. Raises UsageError at the end when one did.
     """
-    from proxy_anchor.sweeps.tuning import Pruning, Tuning, first_values, make_space
+    from optuna import TrialPruned
+    from optuna.trial import TrialState
 
-    search, shared = jobs.tuning_settings(cfg)
-    space = make_space(search)
-    jobs.tuning_job(cfg, shared, first_values(space), "trial0")  # what no trial could do is said now
-    made_of = {"search": search, "other arguments": jobs.decisive(shared)}
-    pruning = {key: cfg[key] for key in ("prune_after_epochs", "unpruned_trials")}
-    study = Tuning(folder, space, made_of, seed=cfg.seed, **pruning)
+    from proxy_anchor.sweeps.tuning import Pruning, Tuning, make_space
 
-    def run(trial: Any) -> float:
-        place = study.folder_of(trial)
-        job = jobs.tuning_job(cfg, shared, trial.params, place.name)
+    search: Any = OmegaConf.to_container(cfg.search) if isinstance(cfg.search, DictConfig) else cfg.search
+    space: dict[str, Any] = make_space(search)
+    shared = shared_arguments(cfg, list(space))
+    first = {key: each.choices[0] if hasattr(each, "choices") else each.low for key, each in space.items()}
+    trial_config(cfg, shared, first, "trial0")  # what no trial could do is said now
+    study = Tuning(folder, space, cfg.seed, cfg.pruner and instantiate(cfg.pruner))
+    for name, trial in study.trials().items():
+        if (folder / name / "config.yaml").is_file():
+            config.require_same(trial_config(cfg, shared, trial.params, name), folder / name)
+
+    def run(trial: Any, place: Path) -> float:
+        job = trial_config(cfg, shared, trial.params, place.name)
         with held(place):
             entry.clear_failure(job, place)
             if job.validation.name == "folds":
                 return selecting_recall(cross_validate(train, job, place))
-            return selecting_recall(train(job, place, [Pruning(trial)]))
+            pruning = Pruning(trial, f"{config.selecting_set(job)}/recall_at_{min(job.recall_k)}")
+            return selecting_recall(train(job, place, [pruning]))
 
     if not (is_worker := WORKER in os.environ):
         study.repeat_failed()
-        if cfg.launcher.name != "basic":
+        if cfg.launcher.name == "local":
             work_together(cfg, folder)
-    while True:
-        with study.next_trial(cfg.trials) as trial:
-            if trial is None:
-                break
-            place = study.folder_of(trial)
-            place.mkdir(exist_ok=True)
-            print(f"\n{place}: {' '.join(jobs.as_overrides(trial.params))}", flush=True)
-            try:
-                print(f"{place.name}: {study.run(trial, lambda: run(trial))}", flush=True)
-            except Exception as error:  # whatever stopped this trial, the others are still wanted
-                entry.mark_failed(place, error)
-                print(f"{place.name}: failed: {entry.reason(error)}", flush=True)
+    while (trial := study.next_trial(cfg.trials)) is not None:
+        place = study.folder_of(trial)
+        print(f"\n{place}: {' '.join(as_overrides(trial.params))}", flush=True)
+        try:
+            study.study.tell(trial, run(trial, place))
+            print(f"{place.name}: complete", flush=True)
+        except TrialPruned:
+            study.study.tell(trial, state=TrialState.PRUNED)
+            print(f"{place.name}: pruned", flush=True)
+        except Exception as error:  # whatever stopped this trial, the others are still wanted
+            study.study.tell(trial, state=TrialState.FAIL)
+            entry.mark_failed(place, error)
+            print(f"{place.name}: failed: {entry.reason(error)}", flush=True)
         entry.forget_last_run()
     return {} if is_worker else report(study.rows(), list(space), folder, shared)
+
+
+def shared_arguments(cfg: DictConfig, searched: list[str]) -> list[str]:
+    """The arguments that all trials share.
+
+    Raises UsageError for a search that would choose by test classes, or whose numbers are out of range.
+    """
+    check_int("trials", cfg.trials, 1)
+    check_choice("launcher", cfg.launcher.name, ["basic", "local"])
+    if cfg.validation.name == "test":
+        raise UsageError("validation=test would choose settings by the test classes: use validation=classes or folds.")
+    if cfg.trainer.devices != 1:
+        raise UsageError(f"trainer.devices={cfg.trainer.devices}: a trial trains on one device; use devices=1.")
+    given = {each: each.partition("=")[0].lstrip("+~") for each in HydraConfig.get().overrides.task}
+    for each, key in given.items():
+        if key in searched:
+            raise UsageError(f"{each}: {key} is searched; give it in one place.")
+    own = ("search", "trials", "pruner", "launcher", "run", "validation")
+    shared = [each for each, key in given.items() if key.partition(".")[0] not in own or key.startswith("validation.")]
+    return [f"validation={cfg.validation.name}", *shared]
+
+
+def trial_config(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:
+    """The configuration of the trial of this name with these values, checked as train.py would."""
+    job = compose("train", [*shared, *as_overrides(values)])
+    job.run = f"{cfg.run}/{name}"
+    config.make_paths_absolute(job)
+    config.check_config(job)
+    return job
+
+
+def as_overrides(values: dict[str, Any]) -> list[str]:
+    """Values as arguments of the command line."""
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
 
 
 def work_together(cfg: DictConfig, folder: Path) -> None:
     """This command once per GPU of this host (launcher=local), all at work on the one study, until no trial is left."""
     shared = {WORKER: "1", HELD_BY_PARENT: str(folder.resolve())}
-    slots = [{**slot, **shared} for slot in jobs.job_slots(cfg)]
-    command = jobs.alone_command(cfg, HydraConfig.get().overrides.task, folder)
+    slots = launcher.make_slots(int(cfg.trainer.accelerator != "cpu"), cfg.launcher.jobs_at_once)
+    command = launcher.job_command(HydraConfig.get().overrides.task, cfg.run, folder)
     workers = [launcher.Job(command, Path.cwd(), folder / f"worker{number}") for number in range(len(slots))]
     print(f"{len(workers)} trials at once; they print to {folder}/workerN.log", flush=True)
     launcher.run_here(
-        workers, slots, lambda number, code: print(f"worker {number} ended, exit code {code}", flush=True)
+        workers,
+        [slot | shared for slot in slots],
+        lambda number, reason: print(f"worker {number} {f'failed: {reason}' if reason else 'finished'}", flush=True),
     )
 
 
@@ -86,10 +132,12 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
     write_json(folder / "tuning.json", {"trials": rows})
     best = rows[0]
     if best["state"] == "complete":
-        again = jobs.train_command(shared, {key: best[key] for key in searched})
+        words = [each for each in shared if not each.startswith("validation")]
+        words += as_overrides({key: best[key] for key in searched})
+        again = shlex.join(["python", "src/train.py", *words])
         print(f"best: {best['trial']}. On all training classes: {again}", flush=True)
     if failed := [row["trial"] for row in rows if row["state"] == "failed"]:
-        told = f"{len(failed)} of {len(rows)} trials failed ({', '.join(failed)}; see {launcher.FAILURE_FILE} in their folders)"
+        told = f"{len(failed)} of {len(rows)} trials failed ({', '.join(failed)}; see {FAILURE_FILE} in their folders)"
         raise UsageError(f"{told}; the same command with run={folder.name} repeats them.")
     return best
 

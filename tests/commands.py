@@ -10,7 +10,8 @@ import subprocess
 import sys
 import traceback
 import warnings
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -125,3 +126,15 @@ def compose_train(*overrides: str, with_hydra: bool = False) -> DictConfig:
     entry.register_plugins()
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         return compose("train", list(overrides), return_hydra_config=with_hydra)
+
+
+@contextmanager
+def composed(name: str, *overrides: str) -> Iterator[DictConfig]:
+    """The config of `python src/NAME.py OVERRIDES`, which composes others from it, in this process."""
+    entry.register_plugins()
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        HydraConfig.instance().cfg = compose(name, list(overrides), return_hydra_config=True)
+        try:
+            yield compose(name, list(overrides))
+        finally:
+            HydraConfig.instance().cfg = None

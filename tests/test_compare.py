@@ -11,11 +11,12 @@ import weakref
 
 import pytest
 import torch
-from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import TINY_GLYPHS, compose_train, composed, run_entry, run_ok
 from PIL import Image
 
+from compare import compare
 from proxy_anchor.cli import config
-from proxy_anchor.cli.main import forget_last_run
+from proxy_anchor.cli import main as entry
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.comparison import Spread, comparison_rows, default_levels, noise_rows, reached
@@ -44,14 +45,6 @@ def test_every_run_is_where_it_belongs_and_starts_alike(compared):
     assert result_of(here, "triplet", 1)["untrained"] != result_of(here, "triplet", 2)["untrained"]
     assert output.count("4 classes x 4 images, for positives in every batch") == 2
     assert "[4/4] triplet, seed 2" in output
-
-
-def test_a_run_of_a_comparison_is_one_of_train_py(compared):
-    here, _ = compared
-    run_ok("train.py", "loss=triplet", "seed=2", "run=single", *TINY_GLYPHS, "logger=csv", cwd=here)
-    single = json.loads((here / "runs" / "single" / "result.json").read_text())
-    for mine, theirs in zip(result_of(here, "triplet", 2)["history"], single["history"], strict=True):
-        assert (mine["recall"], mine["train_loss"]) == (theirs["recall"], theirs["train_loss"])
 
 
 def test_table_and_curves(compared):
@@ -98,27 +91,36 @@ def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
         assert run_entry("report.py", *arguments, cwd=here).stderr.startswith("error: ")
 
 
-def test_a_failed_run_is_listed_and_the_others_finish(tmp_path):
-    arguments = ["losses=[triplet,proxy_anchor]", "run=x", *TINY_GLYPHS, "data.batch_size=15", "logger=csv"]
-    done = run_entry("compare.py", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "failed: triplet, seed 1: data.batch_size=15 is not a multiple of data.images_per_class=4" in done.stdout
-    told = "error: 1 of 2 runs failed (see error.txt in their folders); the same command with run=x"
-    assert done.stderr.strip().splitlines()[-1].startswith(told)
-    trace = (tmp_path / "runs/x/triplet/seed1/error.txt").read_text()
+def test_a_failed_run_is_listed_and_the_others_finish(tmp_path, monkeypatch, capsys):
+    def train_or_fail(job, place):
+        if "triplet" in job.run:
+            raise KeyError("miner")
+        return train(job, place)
+
+    monkeypatch.setattr("compare.train", train_or_fail)
+    arguments = ["losses=[triplet,proxy_anchor]", "run=x", *TINY_GLYPHS, "logger=csv", f"dataset.root={tmp_path}/data"]
+    with composed("compare", *arguments, "trainer.accelerator=cpu") as cfg, pytest.raises(UsageError) as caught:
+        compare(cfg, tmp_path / "x")
+    assert str(caught.value).startswith(
+        "1 of 2 runs failed (see error.txt in their folders); the same command with run=x"
+    )
+    output = capsys.readouterr().out
+    assert "failed: triplet, seed 1: KeyError: 'miner'" in output
+    assert re.search(r"^proxy_anchor +1 ", output, re.M)
+    trace = (tmp_path / "x/triplet/seed1/error.txt").read_text()
     assert trace.startswith("Traceback")
-    assert trace.splitlines()[-1].startswith("data.batch_size=15 is not a multiple")
-    assert (tmp_path / "runs" / "x" / "proxy_anchor" / "seed1" / "result.json").is_file()
-    assert re.search(r"^proxy_anchor +1 ", done.stdout, re.M)
+    assert trace.splitlines()[-1] == "KeyError: 'miner'"
+    assert (tmp_path / "x/proxy_anchor/seed1/result.json").is_file()
 
 
 BAD = {
     "losses=[proxy_anchor,triplett]": "loss=triplett is not known",
     "losses=[]": "losses=[]: expected a list",
-    "losses=[triplet,triplet]": "expected a list of different ones",
     "losses=triplet": "losses=triplet: expected a list",
     "loss=triplet": "a comparison takes losses=[...]",
-    "losses=[[triplet]]": "losses=[['triplet']]: expected names, for example losses=[proxy_anchor,triplet]",
+    "losses=[proxy_anchor,triplet] data.batch_size=15": "loss=triplet: data.batch_size=15 is not a multiple of data.images",
+    "losses=[proxy_anchor,triplet] data.batch_size=48": "loss=triplet: data.batch_size=48 with data.images_per_class=4 takes "
+    "12 classes and there are 8: set data.batch_size=32 or less",
     "++seed=4": "a comparison takes seeds=[...]",
     "seeds=[-1]": "seeds=-1: expected a whole number of at least 0",
     'seeds=["1",1]': "seeds='1': expected a whole number",
@@ -131,10 +133,11 @@ BAD = {
 
 @pytest.mark.parametrize("arguments", BAD)
 def test_what_no_run_could_do_is_refused_before_the_first(arguments, tmp_path):
-    done = run_entry("compare.py", "run=x", *TINY_GLYPHS, *arguments.split(), cwd=tmp_path)
-    assert done.returncode == 2
-    assert BAD[arguments] in done.stderr.strip().splitlines()[-1]
-    assert not (tmp_path / "runs" / "x").exists()
+    given = ["run=x", *TINY_GLYPHS, f"dataset.root={tmp_path}/data", *arguments.split()]
+    with composed("compare", *given) as cfg, pytest.raises(entry.USER_ERRORS) as caught:
+        compare(cfg, tmp_path / "x")
+    assert BAD[arguments] in entry.one_line(caught.value)
+    assert not (tmp_path / "x").exists()
 
 
 # In this process: every loss from the same start, in the same order
@@ -204,7 +207,7 @@ def test_a_run_leaves_no_memory_to_the_next(tmp_path, monkeypatch):
         compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu"),
         tmp_path / "run",
     )
-    forget_last_run()
+    entry.forget_last_run()
     [data] = made
     assert data() is None  # and with it the decoded images, which a card has to hold
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

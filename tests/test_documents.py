@@ -23,9 +23,10 @@ from commands import REPOSITORY, TINY_GLYPHS, trained_beside_pictures
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
+from compare import comparison_jobs
 from proxy_anchor.cli import config
-from proxy_anchor.cli import jobs as job_settings
 from proxy_anchor.cli import main as entry
+from tune import shared_arguments
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
@@ -128,11 +129,11 @@ def check(monkeypatch: pytest.MonkeyPatch, script: str, overrides: list[str]) ->
         if name == "compare":
             whole = compose(name, overrides, return_hydra_config=True)
             monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
-            job_settings.comparison_jobs(cfg)
+            comparison_jobs(cfg)
         if name == "tune":
             whole = compose(name, overrides, return_hydra_config=True)
             monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
-            job_settings.tuning_settings(cfg)
+            shared_arguments(cfg, list(cfg.search))
     if name == "train":
         config.check_config(cfg)
     elif name == "evaluate":

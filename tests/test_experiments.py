@@ -9,7 +9,7 @@ from pathlib import Path
 
 import lookalikes as look
 import pytest
-from commands import REPOSITORY, SHARED, compose_train, run_ok
+from commands import REPOSITORY, compose_train, run_ok
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli.experiments import experiment_rows, read_experiment, read_experiments
@@ -34,7 +34,6 @@ ONE_EPOCH = [
 ]
 EXPERIMENTS = {each.name: each for each in read_experiments(FOLDER)}
 PAPER = paper_results()
-TEX = SHARED / "paper" / "proxy_anchor_cvpr2020.tex"
 
 # Written out: what there is, and the number of jobs of each sweep.
 SINGLE = {f"{dataset}_{row}" for dataset in ("cub", "cars", "sop", "inshop") for row in ("512", "512_crop256")}
@@ -118,31 +117,19 @@ def _values(experiment):
     return {value for each in experiment.expect for value in each.recall.values()}
 
 
-@pytest.mark.parametrize(
-    ("name", "grid"),
-    {
-        "cars_dimension": {"embedding_dim": [32, 64, 128, 256, 512, 1024]},
-        "cars_alpha_delta": {"loss.alpha": [4, 8, 16, 32, 64], "loss.delta": [0, 0.1, 0.2, 0.3, 0.4]},
-    }.items(),
-)
-def test_grids_of_the_figures(name, grid):
-    found: dict[str, set[float]] = {}
-    for job in EXPERIMENTS[name].jobs:
-        for override in job:
-            key, value = override.split("=")
-            found.setdefault(key, set()).add(float(value))
-    assert found == {key: set(values) for key, values in grid.items()}
+def test_grids_of_the_figures():
+    dimensions = [(f"embedding_dim={each}",) for each in (32, 64, 128, 256, 512, 1024)]
+    assert list(EXPERIMENTS["cars_dimension"].jobs) == dimensions
+    grid = {(f"loss.alpha={a}", f"loss.delta={d}") for a in (4, 8, 16, 32, 64) for d in (0, 0.1, 0.2, 0.3, 0.4)}
+    assert set(EXPERIMENTS["cars_alpha_delta"].jobs) == grid
 
 
-def test_report_lists_them_all(tmp_path):
-    output = run_ok("report.py", "experiments", cwd=tmp_path)
-    lines = {line.split()[0]: line for line in output.splitlines() if line.split()}
-    assert set(EXPERIMENTS) <= set(lines)
-    assert lines["cub_512"].split() == ["cub_512", "tab:eval_cub_cars", "cub", "-", "1", "68.4"]
-    assert "loss.alpha, loss.delta" in lines["cars_alpha_delta"]
-    assert lines["cars_alpha_delta"].endswith("25  86.1 (1 of 25 jobs)")
-    assert lines["cub_batch_size"].endswith("6  65.9 to 69.0")
-    assert [row["experiment"] for row in experiment_rows(list(EXPERIMENTS.values()))] == sorted(EXPERIMENTS)
+def test_report_lists_them_all():
+    rows = {row["experiment"]: tuple(row.values())[1:] for row in experiment_rows(list(EXPERIMENTS.values()))}
+    assert list(rows) == sorted(EXPERIMENTS)
+    assert rows["cub_512"] == ("tab:eval_cub_cars", "cub", None, 1, "68.4")
+    assert rows["cars_alpha_delta"][1:] == ("cars", "loss.alpha, loss.delta", 25, "86.1 (1 of 25 jobs)")
+    assert rows["cub_batch_size"][-1] == "65.9 to 69.0"
 
 
 GOOD = (FOLDER / "cub_batch_size.yaml").read_text()
@@ -184,14 +171,12 @@ def roots(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings(r"ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_trains_on_made_up_images(name, roots, tmp_path):
-    """The first job of each, shrunk: its own data set's layout, loss and schedule; a tiny network on tiny images."""
-    experiment = EXPERIMENTS[name]
+@pytest.mark.parametrize("name", ["cub_512", "cars_fast", "sop_512_crop256", "inshop_128"])
+def test_an_experiment_on_each_data_set_trains_on_made_up_images(name, roots, tmp_path):
+    """Shrunk: its own data set's layout, loss and schedule; a tiny network on tiny images."""
     cfg = compose_train(
         f"experiment={name}",
-        *experiment.jobs[0],
-        f"dataset.root={roots[experiment.dataset]}",
+        f"dataset.root={roots[EXPERIMENTS[name].dataset]}",
         "dataset.allow_partial=true",
         "dataset.images.crop=32",
         "dataset.images.resize=36",
@@ -203,7 +188,6 @@ def test_every_experiment_trains_on_made_up_images(name, roots, tmp_path):
     result = train(cfg, tmp_path)
     assert [row["epoch"] for row in result["history"]] == [0, 1]
     assert result["history"][1]["train_loss"] > 0
-    assert json.loads((tmp_path / "result.json").read_text())["last"] == result["last"]
 
 
 def test_sweep_runs_as_its_contract_says(roots, tmp_path):
@@ -221,87 +205,20 @@ def test_sweep_runs_as_its_contract_says(roots, tmp_path):
     assert sorted(path.parent.name for path in (tmp_path / "runs" / "x").glob("*/result.json")) == ["0", "1", "2", "3"]
 
 
-# The data file against the paper's source.
-
-NETWORKS = {"G": "googlenet", "GoogleNet": "googlenet", "BN": "bninception", "Inception-BN": "bninception"}
-NETWORKS |= {"R50": "resnet50", "ResNet-50": "resnet50", "ResNet-101": "resnet101"}
-
-
-def _tex_rows(label):
-    """The rows of a table as lists of cells in plain text: dagger and superscript stay as † and ^512."""
-    text = TEX.read_text(encoding="utf-8")
-    end = text.index(f"\\label{{{label}}}")
-    table = text[text.rindex("\\begin{table", 0, end) : text.rindex("\\end{tabularx}", 0, end)]
-    table = table.replace("\\ccol", "").replace("\\hline", "").replace("$^{\\dagger}$", "†")
-    table = re.sub(r"~?\s*\\cite\{[^}]*\}", "", table)
-    table = re.sub(r"\$\^\{(\d+)\}\$", r"^\1", table)
-    table = re.sub(r"\\multicolumn\{\d+\}\{[^}]*\}|\\textbf|\\underline|\\cline\{[^}]*\}", "", table)
-    for row in table.split("\\\\"):
-        yield [re.sub(r"[{}\s]+", " ", cell).strip() for cell in row.split("&")]
-
-
-def _numbers(cells):
-    return [float(cell) for cell in cells if re.fullmatch(r"\d+\.\d", cell)]
-
-
-def _tex_results():
-    """{(table, method, dimension, backbone, crop, batch size, data set, k): value} for whatever the tables print."""
-    found = {}
-    for table, datasets, ks in (
-        ("tab:eval_cub_cars", ("cub", "cars"), (1, 2, 4, 8)),
-        ("tab:eval_sop", ("sop",), (1, 10, 100, 1000)),
-        ("tab:eval_inshop", ("inshop",), (1, 10, 20, 40)),
-    ):
-        columns = [(dataset, k) for dataset in datasets for k in ks]
-        for row in _tex_rows(table):
-            if not (match := re.fullmatch(r".*?(† ?)?([A-Z][A-Za-z+ -]*?) ?\^(\d+)", row[0])):
-                continue
-            ours = match[2] == "Proxy-Anchor"
-            network = NETWORKS.get(row[1], row[1]) if len(datasets) == 2 else ("bninception" if ours else None)
-            crop = 256 if match[1] else (224 if ours else None)
-            for (dataset, k), cell in zip(columns, row[-len(columns) :], strict=True):
-                if cell != "-":
-                    found[table, match[2], int(match[3]), network, crop, None, dataset, k] = float(cell)
-    network, crop = None, 224
-    for row in _tex_rows("tab:eval_cub_cars_supp"):
-        if len(numbers := _numbers(row)) == 8:
-            network = next((NETWORKS[key] for key in sorted(NETWORKS, key=len, reverse=True) if key in row[0]), network)
-            crop = int(match[0]) if (match := re.search(r"\d{3}(?= \\times)", row[1])) else crop
-            columns = [(dataset, k) for dataset in ("cub", "cars") for k in (1, 2, 4, 8)]
-            for (dataset, k), value in zip(columns, numbers, strict=True):
-                found["tab:eval_cub_cars_supp", "Proxy-Anchor", 512, network, crop, None, dataset, k] = value
-    for table, datasets in (("tab:batch_size_fine", ("cub", "cars")), ("tab:batch_size_large", ("sop", "inshop"))):
-        for row in _tex_rows(table):
-            if re.fullmatch(r"\d+", row[0]):
-                for dataset, value in zip(datasets, _numbers(row), strict=True):
-                    found[table, "Proxy-Anchor", None, None, None, int(row[0]), dataset, 1] = value
-    return found
-
-
-@pytest.mark.skipif(not TEX.is_file(), reason="the paper's source is not on this machine")
-def test_paper_numbers_are_those_of_its_source():
-    ours = {
-        (row.table, row.method, row.dimension, row.backbone, row.crop, row.batch_size, row.dataset, row.k): row.value
-        for row in PAPER
-    }
-    assert ours == _tex_results()
-    assert len(ours) == len(PAPER)
-
-
 def test_paper_numbers_a_person_knows():
-    """The four of the abstract-level comparison, and counts: rows x columns of each table less its dashes."""
+    """The four of the abstract-level comparison, and the rows of each table and the sum of its numbers."""
     main = {
         row.dataset: row.value
         for row in PAPER
         if (row.method, row.dimension, row.crop, row.k) == ("Proxy-Anchor", 512, 224, 1) and "supp" not in row.table
     }
     assert main == {"cub": 68.4, "cars": 86.1, "sop": 79.1, "inshop": 91.5}
-    counts = {table: sum(row.table == table for row in PAPER) for table in dict.fromkeys(row.table for row in PAPER)}
-    assert counts == {
-        "tab:eval_cub_cars": 17 * 8,
-        "tab:eval_sop": 16 * 4 - 3 - 4,
-        "tab:eval_inshop": 11 * 4,
-        "tab:eval_cub_cars_supp": 7 * 8,
-        "tab:batch_size_fine": 6 * 2,
-        "tab:batch_size_large": 7 * 2,
+    tables = {table: [row.value for row in PAPER if row.table == table] for table in {row.table for row in PAPER}}
+    assert {table: (len(values), round(sum(values), 1)) for table, values in tables.items()} == {
+        "tab:eval_cub_cars": (136, 11021.1),
+        "tab:eval_sop": (57, 5040.3),
+        "tab:eval_inshop": (44, 4046.5),
+        "tab:eval_cub_cars_supp": (56, 4944.8),
+        "tab:batch_size_fine": (12, 923.3),
+        "tab:batch_size_large": (14, 1190.5),
     }

@@ -20,8 +20,7 @@ from PIL import Image
 from evaluate import evaluate
 from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
-from proxy_anchor.cli.folds import cross_validate
-from train import train
+from train import cross_validate, train
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,6 @@ import torch
 import yaml
 from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
 from processes import free_port
-
-from proxy_anchor.errors import UsageError
-from proxy_anchor.sweeps.processes import RankError, run_ranks
 
 TRAIN = str(REPOSITORY / "src" / "train.py")
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.strategy=ddp", "trainer.enable_progress_bar=false"]
@@ -62,7 +58,7 @@ def test_a_sweep_runs_its_jobs_one_after_another_and_outlives_a_failed_one(tmp_p
     results = [(tmp_path / "runs" / "x" / str(job) / "result.json").is_file() for job in range(2)]
     assert results == [False, True], done.stderr
     assert done.stderr.count("error: a gradient is not finite") == 1
-    assert "gradient is not finite" in done.stdout.splitlines()[-2]  # in the table, above the job that went well
+    assert "gradient is not finite" in done.stdout.splitlines()[-3]  # in the table, above the job that went well
 
 
 def assert_one_run(commands: list[list[str]], variables: list[dict[str, str]], epoch: str, folder: Path) -> None:
@@ -141,40 +137,3 @@ def test_what_cannot_be_divided_or_found_is_refused_once_and_leaves_nothing(tmp_
         assert done.stderr.count("\n") == 1
         assert message in done.stderr
         assert not (tmp_path / "runs" / "x").exists()
-
-
-def script(tmp_path: Path, text: str) -> list[str]:
-    file = tmp_path / "rank.py"
-    file.write_text(text)
-    return [sys.executable, str(file)]
-
-
-def test_ranks_see_their_place(tmp_path: Path) -> None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "EXTRA")
-    text = f"import os, pathlib\np = pathlib.Path({str(tmp_path)!r}, os.environ['RANK'] + '.txt')\n"
-    run_ranks(script(tmp_path, text + f"p.write_text(' '.join(os.environ[n] for n in {names}))"), 2, {"EXTRA": "e"})
-    assert (tmp_path / "0.txt").read_text() == "0 0 2 2 0 127.0.0.1 e"
-    assert (tmp_path / "1.txt").read_text() == "1 1 2 2 0 127.0.0.1 e"
-
-
-@pytest.mark.parametrize(
-    ("end", "message"), [("sys.exit(3)", "ended with exit code 3"), ("os.kill(os.getpid(), 9)", "killed by signal 9")]
-)
-def test_a_failed_process_ends_the_others(
-    end: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proxy_anchor.sweeps.processes.GRACE_S", 0.2)
-    text = f"import os, sys, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(60)"
-    start = time.monotonic()
-    with pytest.raises(RankError, match=f"process 1 of 2 .*{message}"):
-        run_ranks(script(tmp_path, text), 2)
-    assert time.monotonic() - start < 30
-
-
-def test_the_error_that_a_process_leaves_is_the_error(tmp_path: Path) -> None:
-    text = (
-        "import os, sys\nfrom proxy_anchor.sweeps.processes import leave_error\n"
-        "if os.environ['RANK'] == '1': leave_error('image 7 is damaged'); sys.exit(2)"
-    )
-    with pytest.raises(UsageError, match=r"^image 7 is damaged$"):
-        run_ranks(script(tmp_path, text), 2, {"PYTHONPATH": ":".join(sys.path)})

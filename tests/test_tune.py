@@ -6,13 +6,14 @@ import json
 import re
 
 import pytest
-from commands import TINY_GLYPHS, run_entry, run_ok
+from commands import TINY_GLYPHS, composed, run_entry, run_ok
 
 optuna = pytest.importorskip("optuna")
-from proxy_anchor.cli import jobs  # noqa: E402
+from proxy_anchor.cli import main as entry  # noqa: E402
 from proxy_anchor.errors import UsageError  # noqa: E402
 from proxy_anchor.sweeps.launcher import SWEEP_JOB  # noqa: E402
-from proxy_anchor.sweeps.tuning import Tuning, first_values, make_space  # noqa: E402
+from proxy_anchor.sweeps.tuning import Tuning, make_space  # noqa: E402
+from tune import tune  # noqa: E402
 
 ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2", "logger=csv", "trainer.accelerator=cpu", "data.num_workers=0"]
 SEARCH = "search={optimizer.lr: {min: 1e-4, max: 1e-2, log: true}, loss.alpha: [16, 32]}"
@@ -51,16 +52,6 @@ def test_a_search_ends_with_a_table_and_a_command(searched):
     assert "validation=" not in last
 
 
-def test_a_trial_is_a_run_of_train_py(searched):
-    here, _ = searched
-    row = rows_of(here / "runs/t")["trial1"]
-    values = [f"{key}={row[key]}" for key in ("optimizer.lr", "loss.alpha")]
-    run_ok("train.py", "run=alone", "validation=classes", *values, *ARGUMENTS, cwd=here)
-    trial, alone = (json.loads((here / "runs" / name / "result.json").read_text()) for name in ("t/trial1", "alone"))
-    for mine, theirs in zip(trial["history"], alone["history"], strict=True):
-        assert all(mine[key] == theirs[key] for key in ("recall", "validation", "train_loss"))
-
-
 def test_the_same_command_goes_on_prunes_and_repeats_what_was_interrupted(searched):
     here, _ = searched
     folder = here / "runs/t"
@@ -87,7 +78,9 @@ def test_the_same_command_goes_on_prunes_and_repeats_what_was_interrupted(search
     assert (folder / "trial0/result.json").stat().st_mtime_ns == finished
     refused = run_entry("tune.py", "run=t", "trials=8", SEARCH.replace("32", "64"), *ARGUMENTS, cwd=here)
     assert refused.returncode == 2
-    assert "holds a search with other settings (search): choose another run=NAME" in refused.stderr
+    other = run_entry("tune.py", "run=t", "trials=8", SEARCH, *ARGUMENTS, "loss.delta=0.2", cwd=here)
+    assert "trial0 holds a run with other settings (loss.delta): choose another run=NAME" in other.stderr
+    assert "holds a search of other values (loss.alpha): choose another run=NAME" in refused.stderr
 
 
 @pytest.mark.slow
@@ -126,10 +119,9 @@ def test_folds_judge_a_trial_without_pruning_also_in_a_job_of_a_sweep(tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     {
-        (): "search=None: expected what may vary, for example search='{optimizer.lr:",
-        ("search={loss.alpha: 16}",): "search: loss.alpha: 16: expected a list of values or a range",
+        (): "search=None: expected, for each key, a list of values or a range with min and max: search='{optimizer.lr:",
+        ("search={loss.alpha: 16}",): "search={'loss.alpha': 16}: expected, for each key, a list of values or a range",
         ("search={loss.alhpa: [16]}",): "Did you mean 'alpha'?",
-        ("search={loss: [proxy_anchro, triplet]}",): "Did you mean 'proxy_anchor'?",
         ("search={loss.alpha: [16]}", "loss.alpha=3"): "loss.alpha is searched; give it in one place",
         ("search={loss.alpha: [16]}", "validation=test"): "would choose settings by the test classes",
         ("search={loss.alpha: [16]}", "trials=0"): "trials=0: expected a whole number",
@@ -137,61 +129,50 @@ def test_folds_judge_a_trial_without_pruning_also_in_a_job_of_a_sweep(tmp_path, 
         ("search={loss.alpha: [-1, 16]}",): "loss.alpha=-1: expected a finite number above 0",
     }.items(),
 )
-def test_bad_input_is_one_line_before_any_trial(arguments, message, tmp_path):
-    done = run_entry("tune.py", "run=t", *arguments, *TINY_GLYPHS, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert message in done.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "runs" / "t").exists()
-
-
-def test_only_what_changes_no_number_may_change_while_a_search_goes_on():
-    numbers = ["data.cache_side=64", "loss=triplet", "+trainer.limit_train_batches=3"]
-    others = ["data.cache=ram", "+logger.wandb.project=x", "logger=csv", "data.num_workers=2"]
-    assert jobs.decisive([*others, *numbers]) == sorted(numbers)
+def test_bad_input_is_refused_before_any_trial(arguments, message, tmp_path):
+    with composed("tune", "run=t", *arguments, *TINY_GLYPHS) as cfg, pytest.raises(entry.USER_ERRORS) as caught:
+        tune(cfg, tmp_path / "t")
+    assert message in entry.one_line(caught.value)
+    assert not (tmp_path / "t").exists()
 
 
 def test_what_may_vary():
-    space = make_space({"a": [1, "x", None], "b": {"min": 1, "max": 9}, "c": {"min": 1e-5, "max": 1, "log": True}})
     kinds = optuna.distributions
-    assert space == {
+    assert make_space({"a": [1, "x", None], "b": {"min": 1, "max": 9}, "c": {"min": 0.1, "max": 1, "log": True}}) == {
         "a": kinds.CategoricalDistribution((1, "x", None)),
         "b": kinds.IntDistribution(1, 9),
-        "c": kinds.FloatDistribution(1e-5, 1, log=True),
+        "c": kinds.FloatDistribution(0.1, 1, log=True),
     }
-    assert first_values(space) == {"a": 1, "b": 1, "c": 1e-5}
+    for given in (
+        [],
+        {"min": 1},
+        {"min": 2, "max": 1},
+        {"min": 0.0, "max": 1.0, "log": True},
+        {"min": 1, "max": 2, "lgo": 1},
+        {"min": 1, "max": "x"},
+    ):
+        with pytest.raises(UsageError, match="expected, for each key, a list of values or a range"):
+            make_space({"a": given})
 
 
-@pytest.mark.parametrize(
-    "given",
-    [[], {"min": 1}, {"min": 2, "max": 1}, {"min": 0.0, "max": 1.0, "log": True}, {"min": 1, "max": 2, "lgo": 1}],
-)
-def test_what_is_no_range_is_refused(given):
-    with pytest.raises(UsageError, match="expected a list of values or a range with min and max"):
-        make_space({"a": given})
-
-
-def test_proposals_of_a_search_that_goes_on_are_new(tmp_path):
+def test_several_processes_take_trials_of_one_study_and_repeat_what_failed(tmp_path):
     space = make_space({"a": {"min": 0.0, "max": 1.0}})
-    drawn = []
-    for _ in range(6):  # a process each
-        study = Tuning(tmp_path, space, {})
-        with study.next_trial(6) as trial:
-            study.run(trial, lambda: 0.5)
-        drawn.append(trial.params["a"])
-    assert len(set(drawn)) == 6
-    with Tuning(tmp_path, space, {}).next_trial(6) as trial:
-        assert trial is None
 
+    def open_again() -> Tuning:
+        return Tuning(tmp_path, space)
 
-def test_a_trial_belongs_to_one_process_while_it_runs(tmp_path):
-    space = make_space({"a": {"min": 0.0, "max": 1.0}})
-    one, other = Tuning(tmp_path, space, {}), Tuning(tmp_path, space, {})
-    with one.next_trial(2) as first, other.next_trial(2) as second:
-        assert (first.number, second.number) == (0, 1)
-        with Tuning(tmp_path, space, {}).next_trial(2) as third:
-            assert third is None
-        other.run(second, lambda: 1.0)
-    with other.next_trial(2) as repeated:  # the first was left without a word
-        assert repeated.user_attrs["folder"] == "trial0"
-        assert repeated.params == first.params
+    trials = [open_again().next_trial(4) for _ in range(4)]  # a process each
+    assert len({trial.params["a"] for trial in trials}) == 4
+    assert open_again().next_trial(4) is None
+    study = open_again()
+    study.study.tell(trials[1].number, 0.5)
+    study.study.tell(trials[2].number, state=optuna.trial.TrialState.FAIL)
+    study.fail_running()
+    study.repeat_failed()
+    again = [study.next_trial(4) for _ in range(3)]
+    assert [study.folder_of(trial).name for trial in again] == ["trial0", "trial2", "trial3"]
+    assert [trial.params for trial in again] == [trials[number].params for number in (0, 2, 3)]
+    assert study.next_trial(4) is None
+    for trial in again:
+        study.study.tell(trial, 0.25)
+    assert [row["trial"] for row in study.rows()] == ["trial1", "trial0", "trial2", "trial3"]

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 FAILURE_FILE = "error.txt"  # in the folder of a failed run: the trace, and the reason as its last line
 
-NOTICES = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]  # to save and to stop
+# To save and to stop; SIGUSR2 is submitit's, which SLURM sends to all processes of a job.
+NOTICES = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 
 JOBS_AT_ONCE = "PROXY_ANCHOR_JOBS_AT_ONCE"  # set by a launcher: how many jobs share this host's cores
 

@@ -1,4 +1,4 @@
-"""Jobs as commands: slots, cards, what a crash leaves, and that nothing outlives its launcher."""
+"""Ranks and jobs as commands: places, GPUs, what a crash leaves, and that nothing outlives its launcher."""
 
 from __future__ import annotations
 
@@ -17,65 +17,123 @@ from proxy_anchor.errors import STOPPED, UsageError
 from proxy_anchor.sweeps.launcher import (
     SWEEP_JOB,
     Job,
-    explain_failure,
+    JobError,
+    job_command,
     make_slots,
-    read_failure,
     run_here,
-    visible_gpus,
-    write_failure,
+    run_on_ray,
+    run_on_slurm,
+    run_ranks,
 )
 from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, own_cores
 
+ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY / "src")}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 
-def job(code: str, folder: Path) -> Job:
-    return Job((sys.executable, "-c", f"import os, sys, time\n{code}"), folder.parent, folder)
+
+def script(tmp_path: Path, text: str) -> list[str]:
+    (tmp_path / "rank.py").write_text(f"import os, sys, time\nfrom pathlib import Path\n{text}")
+    return [sys.executable, str(tmp_path / "rank.py")]
 
 
-def wait_until_ready(output: Path) -> None:
+def test_ranks_see_their_place(tmp_path):
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "EXTRA")
+    text = f"Path({str(tmp_path)!r}, os.environ['RANK']).write_text(' '.join(os.environ[n] for n in {names}))"
+    before = signal.getsignal(signal.SIGTERM), os.environ.copy()
+    run_ranks(script(tmp_path, text), 2, {"EXTRA": "e"})
+    assert (tmp_path / "0").read_text() == "0 0 2 2 e"
+    assert (tmp_path / "1").read_text() == "1 1 2 2 e"
+    assert (signal.getsignal(signal.SIGTERM), os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "message"),
+    [
+        ("sys.exit(3)", JobError, "process 1 of 2 ended with an error; its messages stand above"),
+        ("os.kill(os.getpid(), 9)", JobError, "process 1 of 2 was killed by signal 9"),
+        ("leave_error('image 7 is damaged'); sys.exit(2)", UsageError, "^image 7 is damaged$"),
+        ("sys.exit(75)", SystemExit, "75"),
+    ],
+)
+def test_a_failed_rank_ends_the_others(end, error, message, tmp_path):
+    text = f"from proxy_anchor.sweeps.launcher import leave_error\nif os.environ['RANK'] == '1': {end}\ntime.sleep(60)"
+    start = time.monotonic()
+    with pytest.raises(error, match=message):
+        run_ranks(script(tmp_path, text), 2, ENVIRONMENT)
+    assert time.monotonic() - start < 30
+
+
+def start_ranks(tmp_path: Path, text: str) -> tuple[subprocess.Popen, list[int]]:
+    """(the launcher, its two ranks) once each rank has begun to run the text."""
+    begin = (
+        f"from proxy_anchor.sweeps.launcher import end_with_parent\nfile = Path({str(tmp_path)!r}, os.environ['RANK'])"
+    )
+    command = script(tmp_path, f"{begin}\nfile.write_text(str(os.getpid()))\n{text}\ntime.sleep(60)")
+    launch = f"import sys; from proxy_anchor.sweeps.launcher import run_ranks\ntry: run_ranks({command}, 2, {{}})\n"
+    launch += "except KeyboardInterrupt: sys.exit(130)"
+    process = subprocess.Popen([sys.executable, "-c", launch], env={**os.environ, **ENVIRONMENT})
+    return process, [int(read_when_written(tmp_path / rank)) for rank in ("0", "1")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, STOPPED), (signal.SIGUSR1, STOPPED), (signal.SIGINT, 130)]
+)
+def test_a_signal_ends_all_ranks(number, code, tmp_path):
+    process, ranks = start_ranks(tmp_path, "")
+    process.send_signal(number)
+    assert process.wait(30) == code
+    for each in ranks:
+        await_end(each)
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["end_with_parent(); file.write_text('ready')", "time.sleep(1); end_with_parent()"])
+def test_a_killed_launcher_takes_its_ranks_with_it_at_any_time(text, tmp_path):
+    process, ranks = start_ranks(tmp_path, text)
+    for rank in ("0", "1") if "ready" in text else ():
+        read_when_written(tmp_path / rank, "ready")
+    process.kill()
+    process.wait()
+    for each in ranks:
+        await_end(each)
+
+
+def read_when_written(file: Path, text: str = "") -> str:
+    """The file's content as soon as it has any, with this text in it."""
     deadline = time.monotonic() + 60
-    while not (output.is_file() and "ready" in output.read_text()):
+    while not (file.is_file() and (content := file.read_text()) and text in content):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return content
 
 
-def test_a_card_for_each_job_before_a_second_job_on_one():
-    def cards(*arguments: object) -> list[str]:
-        return [slot["CUDA_VISIBLE_DEVICES"] for slot in make_slots(*arguments)]
+def test_gpus_are_divided_into_slots(monkeypatch):
+    def gpus(*arguments: int | None) -> list[str | None]:
+        return [slot.get("CUDA_VISIBLE_DEVICES") for slot in make_slots(*arguments)]
 
-    assert cards(["0", "1", "2", "3"], 1) == ["0", "1", "2", "3"]
-    assert cards(["0", "1"], 1, 2) == ["0", "1", "0", "1"]
-    assert cards(["4", "5", "6", "7"], 2) == ["4,5", "6,7"]
-    assert cards(["0", "1", "2"], 2) == ["0,1"]
-    assert cards(["0", "1", "2", "3"], 1, 1, 2) == ["0", "1"]
-    with pytest.raises(UsageError, match="this host shows 2 GPUs"):
-        make_slots(["0", "1"], 4)
-
-
-def test_without_cards_the_cores_are_divided(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus(1, None) == ["0", "1", "2", "3"]
+    assert gpus(3, None) == ["0,1,2"]
+    assert gpus(1, 2) == ["0", "1"]
+    assert gpus(2, 3) == ["0,1", "2,3", "0,1"]  # shared
+    assert make_slots(0, 3) == [{JOBS_AT_ONCE: "3"}] * 3
+    with pytest.raises(UsageError, match=r"trainer\.devices=5: this host shows 4 GPUs"):
+        make_slots(5, None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")  # the user's names
+    assert gpus(1, None) == ["3", "5"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert gpus(1, None) == [None]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    slots = make_slots([], 1)
-    assert slots == [{JOBS_AT_ONCE: "4"}] * 4
-    assert make_slots([], 1, 1, 3) == [{JOBS_AT_ONCE: "3"}] * 3
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert len(make_slots([], 1)) == 1  # torch takes all cores for one
     monkeypatch.setenv(JOBS_AT_ONCE, "4")
     assert own_cores() == 2  # decoding processes of one of the four
 
 
-def test_a_host_without_cards_shows_none(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert visible_gpus() == []
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus() == []
-
-
-def test_cards_keep_the_names_that_the_user_gave(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus() == ["0", "1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    assert visible_gpus() == ["3", "5"]
+def job(code: str, folder: Path) -> Job:
+    return Job((sys.executable, "-c", f"import os, sys, time\n{code}"), folder.parent, folder)
 
 
 def test_each_slot_runs_one_job_at_a_time(tmp_path):
@@ -86,113 +144,104 @@ def test_each_slot_runs_one_job_at_a_time(tmp_path):
     )
     jobs = [job(code, tmp_path / str(number)) for number in range(6)]
     ended = {}
-    start = time.monotonic()
-    run_here(jobs, make_slots(["a", "b", "c"], 1), lambda number, code: ended.update({number: code}))
-    assert ended == dict.fromkeys(range(6), 0)
-    assert time.monotonic() - start >= 0.4  # two rounds
+    run_here(jobs, [{"CUDA_VISIBLE_DEVICES": each} for each in "abc"], ended.__setitem__)
+    assert ended == dict.fromkeys(range(6))
     assert {each.output.read_text().strip() for each in jobs} == {"a", "b", "c"}
 
 
-def test_a_crash_is_explained_and_the_others_finish(tmp_path):
+def test_a_crash_is_explained_and_the_others_finish(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "3")  # of the launcher's process, not of its jobs
+    codes = {
+        "killed by signal 9": "print('before'); sys.stdout.flush(); os.kill(os.getpid(), 9)",
+        "stopped by a signal; the same command continues it": "sys.exit(75)",
+        "ended with exit code 3": "sys.exit(3)",
+        "KeyError: 1": "raise KeyError(1)",
+        "lr is out of range": "print('error: lr is out of range'); print('bye'); sys.exit(2)",
+        None: f"assert os.environ[{SWEEP_JOB!r}] and 'SLURM_PROCID' not in os.environ",
+    }
+    jobs = [job(code, tmp_path / str(number)) for number, code in enumerate(codes.values())]
+    ended = {}
+    for _ in range(2):  # what an earlier attempt printed is no reason
+        run_here(jobs, [{}] * 2, ended.__setitem__)
+        assert [ended[number] for number in range(6)] == list(codes)
+    assert (tmp_path / "0" / FAILURE_FILE).read_text().splitlines()[0] == "before"
+    assert not (tmp_path / "3").exists()  # a job leaves its trace itself
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "ray"])
+def test_jobs_on_a_cluster(cluster, tmp_path):
+    pytest.importorskip({"slurm": "submitit"}.get(cluster, cluster))
     jobs = [
-        job("print('before'); sys.stdout.flush(); os.kill(os.getpid(), 9)", tmp_path / "killed"),
-        job("sys.exit(75)", tmp_path / "stopped"),
-        job("sys.exit(3)", tmp_path / "other"),
-        job("", tmp_path / "fine"),
+        job("print('here')", tmp_path / "0"),
+        job("print('error: lr is out of range'); sys.exit(2)", tmp_path / "1"),
     ]
     ended = {}
-    run_here(jobs, make_slots([], 1, 1, 2), lambda number, code: ended.update({number: code}))
-    assert ended == {0: -9, 1: 75, 2: 3, 3: 0}
-    reasons = [explain_failure(each, ended[number]) for number, each in enumerate(jobs[:3])]
-    assert reasons == [
-        "killed by signal 9",
-        "stopped by a signal; the same command continues it",
-        "ended with exit code 3",
+    if cluster == "slurm":
+        run_on_slurm(jobs, ended.__setitem__, tmp_path / "slurm", "local", {"timeout_min": 5})
+    else:
+        run_on_ray(jobs, ended.__setitem__, None, {"num_gpus": 0, "num_cpus": 1})
+        with pytest.raises(UsageError, match=r"the cluster shows 0 GPUs; add trainer\.accelerator=cpu"):
+            run_on_ray(jobs, ended.__setitem__, None, {"num_gpus": 99})
+    assert ended == {0: None, 1: "lr is out of range"}
+    assert jobs[0].output.read_text() == "here\n"
+
+
+def test_a_job_is_the_command_less_the_launchers_words(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/x/train.py", "-m"])
+    given = ["launcher=local", "+launcher.jobs_at_once=2", "loss.alpha=16", "run=${now:%Y}"]
+    _, *command = job_command(given, "it's", Path("/runs/it's/0"))
+    assert command == [
+        *["/x/train.py", "loss.alpha=16", r"run='it\'s'", "hydra.mode=RUN", r"hydra.run.dir='/runs/it\'s/0'"]
     ]
-    assert (tmp_path / "killed" / FAILURE_FILE).read_text().splitlines()[0] == "before"
-    assert read_failure(tmp_path / "fine") is None
 
 
-def test_what_the_job_said_itself_is_kept(tmp_path):
-    write_failure(tmp_path / "x", "Traceback ...\nKeyError: 1", "KeyError: 1")
-    assert explain_failure(job("", tmp_path / "x"), 1) == "KeyError: 1"
+SLOW = """
+import signal, subprocess, sys
+from pathlib import Path
+from proxy_anchor.sweeps.launcher import Job, run_here
+slow = 'import os, signal, sys, time; from pathlib import Path\\n'
+slow += 'def stop(*_): Path("saved").touch(); sys.exit(75)\\n'
+slow += 'signal.signal(signal.SIGTERM, stop); print(os.getpid(), "ready", flush=True); time.sleep(60)'
+job = Job((sys.executable, '-c', slow), Path.cwd(), Path('run').absolute())
+"""
 
 
-def test_what_an_earlier_attempt_said_is_no_reason_of_a_job_that_could_say_nothing(tmp_path):
-    killed = job("os.kill(os.getpid(), 9)", tmp_path / "x")
-    write_failure(tmp_path / "x", "", "KeyError: 1")
-    assert explain_failure(killed, killed()) == "killed by signal 9"
-    refused = job("print('error: lr is out of range'); sys.exit(2)", tmp_path / "y")
-    write_failure(tmp_path / "y", "", "KeyError: 1")
-    assert explain_failure(refused, refused()) == "lr is out of range"
+def start_slow(code: str, folder: Path) -> tuple[subprocess.Popen, int]:
+    """(the launcher, the job's process) once the job has begun."""
+    environment = {**os.environ, **ENVIRONMENT}
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", SLOW + code], cwd=folder, env=environment, start_new_session=True
+    )
+    return launcher, int(read_when_written(folder / "run.log", "ready").split()[0])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+@linux
+@pytest.mark.slow
 def test_a_killed_launcher_takes_its_jobs_with_it(tmp_path):
-    code = "import os,sys,time; print(os.getpid(), flush=True); time.sleep(60)"
-    launcher = (
-        "import sys\nfrom pathlib import Path\nfrom proxy_anchor.sweeps.launcher import Job\n"
-        f"Job((sys.executable, '-c', {code!r}), Path({str(tmp_path)!r}), Path({str(tmp_path / 'x')!r}))()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", launcher])
-    output, deadline = tmp_path / "x.log", time.monotonic() + 60
-    while not (output.is_file() and output.read_text().endswith("\n")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    await_end(int(output.read_text()))
+    launcher, pid = start_slow("job()", tmp_path)
+    launcher.kill()
+    launcher.wait()
+    await_end(pid)
 
 
-def test_a_job_is_its_command_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    monkeypatch.setenv("SLURM_NTASKS", "4")
-    here = job(
-        "print([n for n in os.environ if n.startswith('SLURM_')], os.environ['" + SWEEP_JOB + "'])", tmp_path / "x"
-    )
-    assert here() == 0
-    assert here.output.read_text().split() == ["[]", "1"]
-
-
+@pytest.mark.slow
 def test_a_notice_to_all_processes_of_a_slurm_job_stops_the_command_gently(tmp_path):
     """As submitit does: its process queues the job again on SIGUSR2, then exits."""
-    code = (
-        "import signal, sys\nfrom pathlib import Path\nfrom proxy_anchor.sweeps.launcher import Job\n"
-        "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(1))\n"
-        "slow = 'import signal, sys, time; from pathlib import Path\\n'\n"
-        "slow += 'def stop(*_): Path(\"saved\").touch(); sys.exit(75)\\n'\n"
-        "slow += 'signal.signal(signal.SIGTERM, stop); print(\"ready\", flush=True); time.sleep(60)'\n"
-        "Job((sys.executable, '-c', slow), Path.cwd(), Path('run').absolute())()"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-    worker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment, start_new_session=True)
-    wait_until_ready(tmp_path / "run.log")
+    worker, _ = start_slow("signal.signal(signal.SIGUSR2, lambda *_: sys.exit(1))\njob()", tmp_path)
     os.killpg(worker.pid, signal.SIGUSR2)
     assert worker.wait(30) == 1
     assert (tmp_path / "saved").is_file()
-
-
-def test_a_job_that_slurm_takes_back_is_queued_again(tmp_path):
     submitit = pytest.importorskip("submitit")
     again = job("", tmp_path / "x").checkpoint()
     assert isinstance(again, submitit.helpers.DelayedSubmission)
     assert again.function == job("", tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_a_terminated_launcher_stops_its_jobs_gently(tmp_path):
-    code = (
-        "import os, sys\nfrom pathlib import Path\nfrom proxy_anchor.sweeps.launcher import Job, run_here\n"
-        "slow = 'import signal, sys, time; from pathlib import Path\\n'\n"
-        "slow += 'def stop(*_): Path(\"saved\").touch(); sys.exit(75)\\n'\n"
-        "slow += 'signal.signal(signal.SIGTERM, stop); print(\"ready\", flush=True); time.sleep(60)'\n"
-        "job = Job((sys.executable, '-c', slow), Path.cwd(), Path('run').absolute())\n"
-        "run_here([job, job], [{}], print)"
-    )
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-    )
-    output = tmp_path / "run.log"
-    wait_until_ready(output)
-    launcher.send_signal(signal.SIGTERM)
+    launcher, pid = start_slow("run_here([job, job], [{}], print)", tmp_path)
+    launcher.terminate()
     assert launcher.wait(30) == STOPPED
+    await_end(pid)
     assert (tmp_path / "saved").is_file()
-    assert output.read_text().count("ready") == 1  # the second job was not begun
+    assert (tmp_path / "run.log").read_text().count("ready") == 1  # the second job was not begun

@@ -1,4 +1,4 @@
-"""What the entry points share: Hydra start-up, one-line errors, the sweep table.
+"""What the entry points share: Hydra start-up and one-line errors.
 
 Only the entry points and this room see the Hydra config; the rooms below take named arguments. Imports that cost seconds
 stand inside the functions that need them, so that --help and errors come at once.
@@ -28,7 +28,6 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
@@ -39,9 +38,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from proxy_anchor.cli.config import holds_another
 from proxy_anchor.errors import STOPPED, USAGE_ERROR, AgreedError, FolderTaken, UsageError, did_you_mean
-from proxy_anchor.reports.tables import format_table
-from proxy_anchor.sweeps.launcher import SWEEP_JOB, JobError, read_failure, write_failure
-from proxy_anchor.sweeps.processes import RankError, leave_error, left_by_others, run_ranks
+from proxy_anchor.sweeps.launcher import (
+    LAUNCHER,
+    SWEEP_JOB,
+    JobError,
+    end_with_parent,
+    leave_error,
+    left_by_others,
+    run_ranks,
+    write_failure,
+)
 from proxy_anchor.training.run_lock import HELD_BY_PARENT, held, take
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, keep_freed_memory, one_of_several, rank, read_result
 
@@ -169,62 +175,11 @@ class RunFolder(Callback):
             raise FolderRefused(error) from error
 
 
-class SweepTable(Callback):
-    """Collects the jobs of a sweep and prints one table of them at the end, also when some failed."""
-
-    rows: list[dict[str, Any]] = []  # noqa: RUF012  (one sweep per process; Hydra, not we, makes the instance)
-    traces: list[Path] = []  # noqa: RUF012
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Keep the job's overrides and outcome."""
-        hydra_config = job_return.hydra_cfg.hydra  # type: ignore[union-attr]
-        if hydra_config.mode != RunMode.MULTIRUN:
-            return
-        row: dict[str, Any] = {"job": hydra_config.job.num}
-        row |= dict(override.lstrip("+").split("=", 1) for override in hydra_config.overrides.task if "=" in override)
-        folder = Path(hydra_config.runtime.output_dir)
-        result = read_result(folder)
-        if job_return.status == JobStatus.COMPLETED and result is not None:
-            best, last = result["best"]["recall"], result["last"]["recall"]
-            row |= {f"best R@{k}": 100 * value for k, value in best.items()}
-            row |= {f"last R@{k}": 100 * last[k] for k in list(last)[:1]} | {"best epoch": result["best"]["epoch"]}
-            selected = result["selected"]
-            if selected.get("validation"):
-                k, value = next(iter(selected["validation"].items()))
-                row |= {f"validation R@{k}": 100 * value, f"selected R@{k}": 100 * selected["recall"][k]}
-        elif job_return.status == JobStatus.FAILED:
-            error = job_return._return_value
-            row["failed"] = one_line(error) if isinstance(error, JobError) else reason(error)
-            left = read_failure(folder)
-            if left is not None and left.startswith(row["failed"]):  # otherwise of another run, which holds the folder
-                row["failed"] = left
-                self.traces.append(folder / FAILURE_FILE)
-        self.rows.append(row)
-
-    @classmethod
-    def print(cls) -> None:
-        """The table, without the overrides that were the same in all jobs."""
-        if cls.rows:
-            keys = dict.fromkeys(key for row in cls.rows for key in row)
-            outcome = [key for key in keys if "R@" in key or key in ("best epoch", "failed")]
-            varied = [key for key in keys if key not in outcome and len({str(row.get(key)) for row in cls.rows}) > 1]
-            shown = dict.fromkeys(["job", *varied, *outcome])
-            rows = sorted(cls.rows, key=lambda row: row["job"])
-            print("\n" + format_table([{key: row.get(key) for key in shown} for row in rows]), flush=True)
-        if cls.traces:
-            listed = "".join(f"\n  {each}" for each in cls.traces)
-            failed = sum("failed" in row for row in cls.rows)
-            print(f"{failed} of {len(cls.rows)} jobs failed; their traces:{listed}", file=sys.stderr)
-            print("The same command with its run=NAME repeats these and keeps the others.", file=sys.stderr)
-        cls.rows.clear()
-        cls.traces.clear()
-
-
 def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any]:
     """This command with this configuration as several processes that train together, in one folder; their result.
 
     The processes take the configuration from a file instead of composing it: theirs is this job's, also in a sweep, and
-    has the same time in the name of its run. Raises UsageError or RankError when one of them fails.
+    has the same time in the name of its run. Raises UsageError or JobError when one of them fails.
     """
     with TemporaryDirectory() as place:
         file = Path(place) / "job.yaml"
@@ -250,6 +205,9 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     if {"-h", "--help"} & {*sys.argv[1:]}:
         print(help_text(config_name))
         return
+    is_rank = JOB_FILE in os.environ  # of `run_as_ranks`
+    if LAUNCHER in os.environ:
+        end_with_parent()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
     register_plugins()
     _quieten()
@@ -262,7 +220,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             # A file's name need not be UTF-8; and who reads a log or a pipe sees each line as it is printed.
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
     failures: list[BaseException] = []
-    composed = JOB_FILE in os.environ
+    composed = is_rank
 
     def job(cfg: DictConfig) -> Any:
         nonlocal composed
@@ -293,13 +251,13 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
 
     job.__module__ = config_name  # from which Hydra takes the program's name for --help
     try:
-        if JOB_FILE in os.environ:
+        if is_rank:
             handed_on = OmegaConf.load(os.environ[JOB_FILE])
             assert isinstance(handed_on, DictConfig)
             main(handed_on)
         else:
             hydra.main(version_base="1.3", config_path=CONF, config_name=config_name)(job)()
-    except (RankError, JobError) as error:
+    except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except USER_ERRORS as error:
@@ -307,7 +265,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     except FolderRefused as refused:
         failures.append(refused.error)
     except Exception as error:
-        if left_by_others():
+        if is_rank and left_by_others():
             sys.exit(1)
         if composed:
             raise
@@ -318,14 +276,13 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             if type(stop).__name__ == "SIGTERMException":  # Lightning's, without a code, as if the run were finished
                 sys.exit(STOPPED)
             raise
-        if JOB_FILE not in os.environ:  # otherwise the process that started this one says so
+        if not is_rank:  # otherwise the process that started this one says so
             print("interrupted; what had been written is kept.", file=sys.stderr)
         sys.exit(130)
-    finally:
-        SweepTable.print()
     if failures:
-        said_by_first = rank() > 0 and any(isinstance(each, AgreedError) for each in _causes(failures[0]))
-        if not said_by_first and not leave_error(one_line(failures[0])):
+        if is_rank:
+            leave_error(one_line(failures[0]))  # also AgreedError: the first to end has the others ended
+        elif rank() == 0 or not any(isinstance(each, AgreedError) for each in _causes(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
 

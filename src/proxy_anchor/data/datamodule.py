@@ -271,9 +271,16 @@ class ImageDataModule(pl.LightningDataModule):
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=_leave_process_group,
             multiprocessing_context="fork" if mapped else None,  # the mapping is inherited: its file may be gone
             **batches,
         )
+
+
+def _leave_process_group(worker: int) -> None:
+    """torchrun sends SIGTERM to the group of a rank, which still needs its workers for the step that it finishes."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
 
 
 def check_cropping(crop_on: str, cache: str, cache_side: int | None) -> None:

@@ -1,31 +1,116 @@
-"""The jobs of a sweep, each a command in processes of its own: on this host's GPUs, through SLURM, or through Ray.
+"""Commands as processes: the ranks of a run on several devices, and the jobs of a sweep on this host, SLURM or Ray.
 
 A job is told nothing but its command, so it is the run that the command alone would be; a crash takes no other job with it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from proxy_anchor.errors import STOPPED, USAGE_ERROR, UsageError
-from proxy_anchor.sweeps.processes import end_processes, end_with_parent, terminated_as
-from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, usable_cores, write_text
+from proxy_anchor.errors import STOPPED, UsageError, check_int
+from proxy_anchor.reports.tables import format_table
+from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, NOTICES, read_result, write_text
 
 SWEEP_JOB = "PROXY_ANCHOR_SWEEP_JOB"  # set where a job's command was started by a launcher
-OnEnd = Callable[[int, int], None]  # is told a job's number and exit code as soon as it has ended
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where a rank leaves an error that a user can repair; torch names the file
+LAUNCHER = "PROXY_ANCHOR_LAUNCHER"  # the process that started this one, as a rank or a job
+GRACE_S = 30.0  # for processes to write what they have, as torch's launcher gives them
+OnEnd = Callable[[int, str | None], None]  # is told a job's number and why it failed, None for success, when it ends
+PRCTL = ctypes.PyDLL(None).prctl if sys.platform == "linux" else None
 
 
 class JobError(RuntimeError):
-    """A job ended by something that is no user's error; its trace is in FAILURE_FILE."""
+    """A process ended by an error that no user can repair; the trace is on its stderr, or in a job's FAILURE_FILE."""
+
+
+def end_with_parent() -> None:
+    """Have the system kill this process when its parent is gone, also where that had no chance to end it (Linux).
+
+    It would go on in a folder in which the same command, given again, works too.
+    """
+    if PRCTL is not None:
+        PRCTL(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG, of linux/prctl.h
+        if os.environ[LAUNCHER] != str(os.getppid()):  # which was gone before
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Ranks
+
+
+def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str]) -> None:
+    """Run the command num_ranks times at once under torch's elastic launcher, with its variables and `environment`.
+
+    SIGTERM, SIGUSR1 and Ctrl-C are passed on to all ranks. No rank is left running when this returns or raises.
+
+    Raises UsageError with what a rank left by `leave_error`, SystemExit(STOPPED) or KeyboardInterrupt after a signal, and
+    JobError, which names the rank that failed first.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    passed_on = [*NOTICES, signal.SIGINT]
+    before = os.environ.copy()
+    handlers = {number: signal.getsignal(number) for number in passed_on}  # torch does not give them back
+    with TemporaryDirectory() as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_ranks,
+            run_id=Path(folder).name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(folder),
+            signals_to_handle=",".join(signal.Signals(number).name for number in passed_on),
+        )
+        os.environ.update(environment | {LAUNCHER: str(os.getpid())})
+        try:
+            elastic_launch(config, command[0])(*command[1:])
+        except SignalException as stop:
+            raise KeyboardInterrupt if stop.sigval == signal.SIGINT else SystemExit(STOPPED) from None
+        except ChildFailedError as error:
+            rank, first = error.get_first_failure()
+            if first.error_file_data["message"] == first.message:
+                raise UsageError(first.message) from None
+            if first.exitcode == STOPPED:
+                raise SystemExit(STOPPED) from None
+            how = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else "ended with an error"
+            raise JobError(
+                f"process {rank} of {num_ranks} {how}; its messages stand above, and all were ended."
+            ) from None
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def leave_error(text: str) -> None:
+    """Hand an error that a user can repair to `run_ranks`, which started this process and reports it once."""
+    Path(os.environ[ERROR_FILE]).write_text(json.dumps({"message": text, "timestamp": 0}), encoding="utf-8")
+
+
+def left_by_others() -> bool:
+    """Whether another rank has left such an error: what this one met follows from it."""
+    return ERROR_FILE in os.environ and any(Path(os.environ[ERROR_FILE]).parents[1].glob("*/error.json"))
+
+
+# Jobs
 
 
 @dataclass(frozen=True)
@@ -45,15 +130,14 @@ class Job:
         """The running command. SLURM's variables are left out: they describe a launcher's process, not this command's."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        with self.output.open("ab") as output:
+        with self.output.open("wb") as output:
             return subprocess.Popen(
                 self.command,
                 cwd=self.place,
-                env={**inherited, SWEEP_JOB: "1", **(environment or {})},
+                env={**inherited, SWEEP_JOB: "1", LAUNCHER: str(os.getpid()), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_before_the_command if hasattr(signal, "SIGUSR2") else None,
             )
 
     def __call__(self) -> int:
@@ -62,7 +146,7 @@ class Job:
         try:
             return process.wait()
         finally:
-            end_processes([process], signal.SIGTERM)
+            _end([process])
 
     def checkpoint(self) -> Any:
         """What submitit is to do with a job that SLURM takes back: queue it again; its command continues its run."""
@@ -70,14 +154,27 @@ class Job:
 
         return DelayedSubmission(self)
 
+    def why_failed(self, code: int) -> str | None:
+        """The reason of this exit code in one line, None for success; left in the folder of a job that was killed."""
+        if code == 0:
+            return None
+        if code == STOPPED:
+            return "stopped by a signal; the same command continues it"
+        printed = self.output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if code < 0:
+            reason = f"killed by signal {-code}"
+            write_failure(self.folder, "\n".join(printed[-50:]), f"{reason} (it printed to {self.output})")
+            return reason
+        said = [line.removeprefix("error: ") for line in printed if line.startswith("error: ")]
+        return (said or printed or [f"ended with exit code {code}"])[-1]
 
-def _before_the_command() -> None:
-    """SLURM sends its notice to all processes of a job; the launcher's answers it, and stops the command by SIGTERM.
 
-    A launcher that is killed takes its jobs with it.
-    """
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    end_with_parent()
+def job_command(overrides: Sequence[str], run: str, folder: Path) -> tuple[str, ...]:
+    """The command that runs this program with these arguments, less those of a launcher, in this folder."""
+    own = [each for each in overrides if not each.lstrip("+~").startswith(("launcher=", "launcher.", "run="))]
+    quoted = ["'{}'".format(str(each).replace("\\", "\\\\").replace("'", "\\'")) for each in (run, folder)]
+    fixed = [f"run={quoted[0]}", "hydra.mode=RUN", f"hydra.run.dir={quoted[1]}"]
+    return (sys.executable, os.path.abspath(sys.argv[0]), *own, *fixed)
 
 
 def write_failure(folder: Path, trace: str, reason: str) -> None:
@@ -86,192 +183,153 @@ def write_failure(folder: Path, trace: str, reason: str) -> None:
     write_text(folder / FAILURE_FILE, f"{trace.rstrip()}\n{reason}\n")
 
 
-def read_failure(folder: Path) -> str | None:
-    """The reason why the run in this folder failed; None if it did not."""
-    file = folder / FAILURE_FILE
-    return file.read_text(encoding="utf-8").strip().splitlines()[-1] if file.is_file() else None
+def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]:
+    """The environment of each job that runs at once on this host: `devices` GPUs of its own; None: jobs without a GPU.
 
-
-def explain_failure(job: Job, code: int, trace: str = "") -> str:
-    """The reason of a job that ended with this exit code; written to its folder where the job could not do that itself.
-
-    Where it did not want to, because its folder holds another run, that stays as it is.
+    at_once: jobs; more than there are GPUs for share them; None: a job for each such part of the GPUs, or one without.
+    Raises UsageError when a job wants more GPUs than there are.
     """
-    if code == USAGE_ERROR and (refusal := _last_error(job.output)) is not None:
-        return refusal
-    could_write = code >= 0 and code != STOPPED  # otherwise what is there is of an earlier attempt
-    if could_write and (reason := read_failure(job.folder)) is not None:
-        return reason
-    reason = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    if code == STOPPED:
-        reason = "stopped by a signal; the same command continues it"
-    if not trace and job.output.is_file():
-        trace = "\n".join(job.output.read_text(encoding="utf-8", errors="replace").splitlines()[-50:])
-    write_failure(job.folder, trace, f"{reason} (it printed to {job.output})")
-    return reason
-
-
-def _last_error(output: Path) -> str | None:
-    """The last one-line error among what was printed to this file."""
-    lines = output.read_text(encoding="utf-8", errors="replace").splitlines() if output.is_file() else []
-    return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
-
-
-def visible_gpus() -> list[str]:
-    """The cards that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
     import torch
 
-    count = torch.cuda.device_count()  # asks the driver's list; takes no memory of a card
+    if at_once is not None:
+        check_int("launcher.jobs_at_once", at_once, 1)
+    count = torch.cuda.device_count() if devices else 0
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(number) for number in range(count)] if named is None else named.replace(" ", "").split(",")[:count]
-
-
-def make_slots(gpus: Sequence[str], gpus_per_job: int, jobs_per_gpu: int = 1, at_once: int | None = None) -> list[dict]:
-    """The environment of each place for a job on this host: its cards, one job on every card before a second one.
-
-    gpus: the cards' names; none of them: places without a card, at_once of them, or (None) the cores / OMP_NUM_THREADS.
-    Raises UsageError when a job wants more cards than there are.
-    """
-    if gpus and len(gpus) < gpus_per_job:
-        raise UsageError(f"trainer.devices={gpus_per_job}: this host shows {len(gpus)} GPUs; choose at most that many.")
-    if gpus:
-        starts = range(0, len(gpus) - gpus_per_job + 1, gpus_per_job)
-        slots = [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + gpus_per_job])} for first in starts]
-        slots = (slots * jobs_per_gpu)[:at_once]
-    else:
-        cores = usable_cores()
-        slots = [{} for _ in range(at_once or max(1, cores // int(os.environ.get("OMP_NUM_THREADS", cores))))]
-    return [{**slot, JOBS_AT_ONCE: str(len(slots))} for slot in slots]
+    gpus = [str(each) for each in range(count)] if named is None else named.replace(" ", "").split(",")[:count]
+    if devices and 0 < count < devices:
+        raise UsageError(f"trainer.devices={devices}: this host shows {count} GPUs; choose at most that many.")
+    parts = [gpus[first : first + (devices or 1)] for first in range(0, count - (devices or 1) + 1, devices or 1)]
+    visible: list[dict[str, str]] = [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts] or [{}]
+    at_once = at_once or len(visible)
+    return [{**visible[each % len(visible)], JOBS_AT_ONCE: str(at_once)} for each in range(at_once)]
 
 
 def run_here(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], on_end: OnEnd) -> None:
     """Run all jobs on this host, as many at once as there are slots. No process is left when this returns or raises."""
-    waiting, free = list(enumerate(jobs)), list(range(len(slots)))
-    running: dict[int, tuple[int, subprocess.Popen]] = {}
-    with terminated_as(SystemExit(STOPPED)):
+    waiting, free = list(enumerate(jobs)), list(slots)
+    running: list[tuple[int, subprocess.Popen, Mapping[str, str]]] = []
+    with _stopped_by_sigterm():
         try:
             while waiting or running:
                 while waiting and free:
                     number, job = waiting.pop(0)
-                    slot = free.pop(0)
-                    running[slot] = number, job.start(slots[slot])
-                for slot, (number, process) in list(running.items()):
+                    running.append((number, job.start(free[0]), free.pop(0)))
+                for each in running.copy():
+                    number, process, slot = each
                     if (code := process.poll()) is not None:
-                        del running[slot]
+                        running.remove(each)
                         free.append(slot)
-                        on_end(number, code)
+                        on_end(number, jobs[number].why_failed(code))
                 time.sleep(0.05)
         finally:
-            left = [process for _, process in running.values()]
-            end_processes(left, signal.SIGTERM)  # on which they write what they have
-            end_processes(left, signal.SIGKILL)
+            _end([process for _, process, _ in running])
 
 
-def run_on_slurm(
-    jobs: Sequence[Job],
-    on_end: OnEnd,
-    *,
-    folder: Path,
-    gpus_per_job: int,
-    cpus_per_job: int,
-    timeout_min: int,
-    at_once: int | None = None,
-    partition: str | None = None,
-    sbatch: Mapping[str, Any] | None = None,
-    cluster: str = "slurm",
-) -> None:
+def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str, parameters: Mapping[str, Any]) -> None:
     """Queue all jobs as one SLURM array and wait for them; what is still queued when this raises is cancelled.
 
-    folder: for submitit's files. at_once: jobs of the array that may run together; None: no limit. sbatch: further options
-    of sbatch by name, for example {"account": "vision"}. cluster: "local" runs the same on this host, to try it.
-    Raises UsageError without submitit or SLURM.
+    folder: for submitit's files. cluster: "local" runs the same on this host, to try it. parameters: see submitit's
+    `AutoExecutor.update_parameters`. Raises UsageError without submitit or SLURM.
     """
     try:
         import submitit
+
+        executor = submitit.AutoExecutor(folder, cluster=cluster)
     except ImportError as error:
         raise UsageError("launcher=slurm needs submitit: pip install submitit.") from error
-    if cluster == "slurm" and shutil.which("sbatch") is None:
-        raise UsageError(
-            "launcher=slurm: sbatch is not found, so this is no host of a SLURM cluster; use launcher=local."
-        )
-    executor = submitit.AutoExecutor(folder, cluster=cluster)
-    executor.update_parameters(
-        name="proxy_anchor",
-        nodes=1,
-        tasks_per_node=1,
-        gpus_per_node=gpus_per_job,
-        cpus_per_task=cpus_per_job,
-        timeout_min=timeout_min,
-        slurm_array_parallelism=at_once or len(jobs),
-        slurm_additional_parameters=dict(sbatch or {}),
-        **({} if partition is None else {"slurm_partition": partition}),
-    )
+    except RuntimeError as error:
+        raise UsageError(f"launcher=slurm: {error} Use launcher=local on this host.") from error
+    executor.update_parameters(**parameters)
     # The workers find this package where it is found here, whichever is installed.
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    handles = dict(enumerate(executor.submit_array(list(jobs))))
-    with terminated_as(SystemExit(STOPPED)):
-        try:
-            while handles:
-                for number, handle in list(handles.items()):
-                    if handle.done():
-                        del handles[number]
-                        on_end(number, _slurm_exit_code(jobs[number], handle))
-                time.sleep(0.5)
-        finally:
-            for handle in handles.values():
+    handles = executor.submit_array(list(jobs))
+    try:
+        _await(jobs, handles, on_end)
+    finally:
+        for handle in handles:
+            if not handle.done():
                 handle.cancel()
 
 
-def _slurm_exit_code(job: Job, handle: Any) -> int:
-    from submitit.core.utils import FailedJobError, UncompletedJobError
-
-    try:
-        return handle.result()
-    except (FailedJobError, UncompletedJobError) as error:
-        explain_failure(job, 1, str(error))
-        return 1
-
-
-def run_on_ray(
-    jobs: Sequence[Job],
-    on_end: OnEnd,
-    *,
-    gpus_per_job: float,
-    cpus_per_job: int,
-    need_gpus: bool = False,
-    address: str | None = None,
-) -> None:
+def run_on_ray(jobs: Sequence[Job], on_end: OnEnd, address: str | None, options: Mapping[str, Any]) -> None:
     """Run all jobs on a Ray cluster, which gives each its GPUs and repeats a job whose node is lost.
 
-    gpus_per_job: below 1 shares a card; 0 on a cluster that shows no GPU, unless need_gpus waits for one. address: of a
-    running cluster; None: RAY_ADDRESS, or one made of this host.
-    Raises UsageError without ray.
+    address: of a running cluster; None: RAY_ADDRESS, or one made of this host. options: see `ray.remote`.
+    Raises UsageError without ray, or the GPUs of a job.
     """
     try:
         import ray
     except ImportError as error:
         raise UsageError("launcher=ray needs ray: pip install ray.") from error
-
-    def call(job: Job) -> int:
-        return job()
-
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     try:
-        if not need_gpus and not ray.cluster_resources().get("GPU"):
-            gpus_per_job = 0
-        remote = ray.remote(num_gpus=gpus_per_job, num_cpus=cpus_per_job)(call)
-        running = {remote.remote(job): number for number, job in enumerate(jobs)}
-        with terminated_as(SystemExit(STOPPED)):  # after ray.init, which has an answer of its own to SIGTERM
-            while running:
-                time.sleep(0.5)  # not in ray.wait, which makes an exit code of 1 of every signal
-                for reference in ray.wait(list(running), num_returns=len(running), timeout=0)[0]:
-                    number = running.pop(reference)
-                    try:
-                        code = ray.get(reference)
-                    except ray.exceptions.RayError as error:
-                        code = 1
-                        explain_failure(jobs[number], code, str(error))
-                    on_end(number, code)
+        if (gpus := ray.cluster_resources().get("GPU", 0)) < options["num_gpus"]:
+            raise UsageError(f"launcher=ray: the cluster shows {gpus:g} GPUs; add trainer.accelerator=cpu to use none.")
+        run = ray.remote(**options)(lambda job: job())
+        _await(jobs, [run.remote(job).future() for job in jobs], on_end)
     finally:
         ray.shutdown()
+
+
+def _await(jobs: Sequence[Job], handles: Sequence[Any], on_end: OnEnd) -> None:
+    """Wait for handles with `done()` and `result()`, which is a job's exit code or raises where the job was lost."""
+    waiting = dict(enumerate(handles))
+    with _stopped_by_sigterm():  # not earlier: ray.init has an answer of its own to SIGTERM
+        while waiting:
+            for number, handle in list(waiting.items()):
+                if handle.done():
+                    del waiting[number]
+                    try:
+                        reason = jobs[number].why_failed(handle.result())
+                    except Exception as error:  # of the cluster: a lost node, or no time left
+                        reason = " ".join(str(error).split())
+                        write_failure(jobs[number].folder, str(error), reason)
+                    on_end(number, reason)
+            time.sleep(0.2)
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit(STOPPED), so that the processes are ended too."""
+
+    def stop(*_: Any) -> None:
+        raise SystemExit(STOPPED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(processes: Sequence[subprocess.Popen]) -> None:
+    """End those that still run: by SIGTERM, on which they write what they have, and after GRACE_S seconds by SIGKILL."""
+    for process in processes:
+        process.terminate()  # nothing is sent to one that has ended
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def sweep_table(jobs: Sequence[tuple[int, Sequence[str], Path, str | None]]) -> str:
+    """A row per job, given as (number, overrides, folder, why it failed), without the overrides that all jobs share."""
+    shared = set.intersection(*(set(overrides) for _, overrides, _, _ in jobs))
+    rows = []
+    for number, overrides, folder, reason in jobs:
+        row: dict[str, Any] = {"job": number}
+        row |= dict(each.lstrip("+").split("=", 1) for each in overrides if each not in shared and "=" in each)
+        result = None if reason else read_result(folder)
+        if result is not None:
+            best, last, selected = (result[each] for each in ("best", "last", "selected"))
+            [first, *_] = best["recall"]
+            row |= {f"best R@{k}": 100 * value for k, value in best["recall"].items()}
+            row |= {f"last R@{first}": 100 * last["recall"][first], "best epoch": best["epoch"]}
+            if selected.get("validation"):
+                row[f"validation R@{first}"] = 100 * selected["validation"][first]
+                row[f"selected R@{first}"] = 100 * selected["recall"][first]
+        rows.append(row | ({"failed": reason} if reason else {}))
+    return format_table(rows)
