@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,7 @@ from torch import Tensor
 from proxy_anchor.data.images import ImageInput, class_folders, find_images, input_key
 from proxy_anchor.data.table import shorten
 from proxy_anchor.errors import UsageError, check_choice, check_int
-from proxy_anchor.inference.checkpoint import TrainedNet, load_trained
+from proxy_anchor.inference.checkpoint import TrainedNet, load_trained, written_whole
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.retrieval.reranking import RERANKINGS, rerank
@@ -210,24 +209,20 @@ class Retriever:
             for path, label in zip(paths, labels, strict=True)
             if str(path) not in self._ids or self._items[self._ids[str(path)]].key != input_key(path)
         ]
-        if new and len(gone) == len(self) and len(new) == len(paths):
-            self.index(paths, labels, shards=shards, progress=progress)
-        else:
-            self.skipped = []
-            self.remove(gone)
-            if new:
-                try:
-                    self.add([p for p, _ in new], [label for _, label in new], shards=shards, progress=progress)
-                except UsageError:
-                    if len(self.skipped) < len(new):
-                        raise  # otherwise: nothing new can be read, and the rest of the gallery is still there
-            spoilt = [name for name, _ in self.skipped if name in self._ids]
-            self.remove(spoilt)
-            gone += spoilt
-            for path, label in zip(paths, labels, strict=True):
-                id_ = self._ids.get(str(path))
-                if id_ is not None and self._items[id_].label != label:
-                    self._items[id_] = replace(self._items[id_], label=label)
+        self.skipped = []
+        self.remove(gone)
+        if new:
+            try:
+                self.add([p for p, _ in new], [label for _, label in new], shards=shards, progress=progress)
+            except UsageError:
+                if not len(self) or len(self.skipped) < len(new):
+                    raise  # otherwise: nothing new can be read, and the rest of the gallery is still there
+        spoilt = [name for name, _ in self.skipped if name in self._ids]
+        self.remove(spoilt)
+        gone += spoilt
+        for path, label in zip(paths, labels, strict=True):
+            if (id_ := self._ids.get(str(path))) is not None:
+                self._items[id_] = replace(self._items[id_], label=label)
         return len(new) - len(self.skipped), len(gone)
 
     def search(
@@ -316,19 +311,8 @@ class Retriever:
             raise UsageError("the gallery is empty: there is no index to save.")
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} holds something else than an index: choose another folder.")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
+        with written_whole(folder) as aside:
             self._write(aside)
-            aside.chmod(0o755)  # mkdtemp's folders are for the owner alone
-            old = None
-            if folder.exists():
-                old = folder.rename(aside.with_name(f"{aside.name}-old"))
-            aside.rename(folder)
-            if old is not None:
-                shutil.rmtree(old)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
 
     def _write(self, folder: Path) -> None:
         self._index.save(folder)
