@@ -5,6 +5,8 @@ In this order: the file that the user names; a package that carries the weights;
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,15 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
     """
     if not file.is_file():
         raise UsageError(f"backbone.weights={file}: no such file. Pass the file that holds the weights of {name}.")
+    url = str(model.pretrained_cfg.get("url"))  # type: ignore[union-attr,operator]
+    # PyTorch's weights carry the start of their SHA-256 in their name: resnet50-0676ba61.pth.
+    if (wanted := re.search(r"-([0-9a-f]{8,})\.\w+$", url)) and file.name == Path(url).name:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        if not digest.startswith(wanted[1]):
+            raise UsageError(
+                f"backbone.weights={file} is cut short or altered: its SHA-256 starts with {digest[: len(wanted[1])]} instead "
+                f"of {wanted[1]}. Fetch {url} again; weights of your own need a file name of their own."
+            )
     # timm's convention: a network's module says how to read the file that was published for it.
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     try:
