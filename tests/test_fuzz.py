@@ -8,15 +8,11 @@ from __future__ import annotations
 import copy
 import functools
 import io
-import math
 import os
 import tempfile
-from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from commands import compose_train
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -31,9 +27,6 @@ from proxy_anchor.data.benchmarks.lists import as_int, read_columns
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.images import open_input
 from proxy_anchor.errors import UsageError
-from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
-from proxy_anchor.retrieval.metrics import map_at_r, r_precision, recall_at_k
-from proxy_anchor.retrieval.search import has_faiss
 
 bounded = settings(
     max_examples=int(os.environ.get("FUZZ_EXAMPLES", "100")),
@@ -107,81 +100,6 @@ def test_image_bytes(content, changes, length):
         assert_one_line(error)
         return
     assert image.mode == "RGB"
-
-
-def plain_metrics(
-    x: np.ndarray, labels: np.ndarray, gallery: np.ndarray | None, gallery_labels: np.ndarray | None, k: int
-) -> tuple[float, float, float]:
-    """Recall@k, MAP@R and R-precision of small whole numbers, without any rounding."""
-    others, other_labels = (x, labels) if gallery is None else (gallery, gallery_labels)
-    recall, average, precision = 0, Fraction(0), Fraction(0)
-    for i, a in enumerate(x.tolist()):
-        keys = []
-        for j, b in enumerate(others.tolist()):
-            dot = sum(p * q for p, q in zip(a, b, strict=True))
-            if gallery is not None or i != j:
-                keys.append((-Fraction(dot * abs(dot), sum(q * q for q in b) or 1), j))  # sorted as the cosine is
-        hits = [bool(other_labels[j] == labels[i]) for _, j in sorted(keys)]
-        r = sum(hits)
-        recall += any(hits[:k])
-        precision += Fraction(sum(hits[:r]), max(r, 1))
-        average += sum((Fraction(sum(hits[: n + 1]), (n + 1) * r) for n in range(r) if hits[n]), Fraction(0))
-    return recall / len(x), float(average / len(x)), float(precision / len(x))
-
-
-@bounded
-@given(
-    st.integers(0, 2**32 - 1),
-    st.integers(2, 12),
-    st.integers(1, 9),
-    st.booleans(),
-    st.integers(1, 4),
-    st.integers(1, 12),
-    st.integers(1, 3),
-)
-def test_metrics_against_plain_counts(seed, queries, others, separate, classes, k, largest):
-    random = np.random.default_rng(seed)
-    x, labels = random.integers(-largest, largest + 1, (queries, 3)), random.integers(0, classes, queries)
-    gallery = random.integers(-largest, largest + 1, (others, 3)) if separate else None
-    gallery_labels = random.integers(0, classes, others) if separate else None
-    k = min(k, others if separate else queries - 1)
-    recall, average, precision = plain_metrics(x, labels, gallery, gallery_labels, k)
-    given_to = {"gallery": gallery.astype("f4"), "gallery_labels": gallery_labels} if separate else {}
-    for engine in ("torch", "faiss_cpu") if has_faiss() else ("torch",):
-        assert recall_at_k(x.astype("f4"), labels, k, engine=engine, **given_to) == {k: pytest.approx(recall)}
-    assert map_at_r(x.astype("f4"), labels, **given_to) == pytest.approx(average)
-    assert r_precision(x.astype("f4"), labels, **given_to) == pytest.approx(precision)
-
-
-@bounded
-@given(
-    st.integers(0, 2**32 - 1),
-    st.integers(1, 6),
-    st.integers(1, 5),
-    st.floats(0.1, 64),
-    st.floats(0, 0.5),
-)
-def test_loss_against_loops(seed, batch, classes, alpha, delta):
-    random = np.random.default_rng(seed)
-    embeddings = torch.from_numpy(random.normal(size=(batch, 4)))
-    labels = torch.from_numpy(random.integers(0, classes, batch))
-    loss = ProxyAnchorLoss(num_classes=classes, embedding_dim=4, alpha=alpha, delta=delta).double()
-    with torch.no_grad():
-        loss.proxies.copy_(torch.from_numpy(random.normal(size=(classes, 4))))
-    proxies = loss.proxies.detach()
-    positive, negative = 0.0, 0.0
-    for c in range(classes):
-        inside, outside = 0.0, 0.0
-        for x, label in zip(embeddings, labels.tolist(), strict=True):
-            s = float(x @ proxies[c] / (x.norm() * proxies[c].norm()))
-            if label == c:
-                inside += math.exp(-alpha * (s - delta))
-            else:
-                outside += math.exp(alpha * (s + delta))
-        positive += math.log1p(inside)
-        negative += math.log1p(outside)
-    expected = positive / len(set(labels.tolist())) + negative / classes
-    assert float(loss(embeddings, labels)) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def _keys(node: DictConfig, place: str = "") -> list[str]:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from proxy_anchor import utils
-from proxy_anchor.data import resample
 
 pytest.importorskip("triton")
 
@@ -27,14 +26,12 @@ def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def test_with_triton_and_a_compiler(link: pytest.MonkeyPatch) -> None:
-    from proxy_anchor.data.resample_kernel import resample_kernel
-
-    assert resample._kernel() is resample_kernel
+    assert utils.have_triton()
 
 
 def test_without_triton(link: pytest.MonkeyPatch) -> None:
     link.setitem(sys.modules, "triton.runtime", None)
-    assert resample._kernel() is None
+    assert not utils.have_triton()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no C compiler"), subprocess.CalledProcessError(1, "cc")], ids=str)
@@ -45,4 +42,4 @@ def test_without_a_compiler(link: pytest.MonkeyPatch, error: Exception) -> None:
         raise error
 
     link.setattr(driver.active, "get_current_target", fail)
-    assert resample._kernel() is None
+    assert not utils.have_triton()

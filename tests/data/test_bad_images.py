@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from commands import TINY_FOLDER, compose_train
 from PIL import Image
 from processes import permissions_count
@@ -20,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.data import image_cache
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.bad_images import UNUSABLE, check_images, leave_out_unusable, naming_all_unusable
 from proxy_anchor.data.folder import load_folder
@@ -175,15 +173,6 @@ def test_skip_on_clean_images_changes_nothing(tmp_path):
     assert not (folder / "bad_images.txt").exists()
 
 
-def test_what_is_left_can_be_decoded_onto_a_device(broken):
-    root, bad = broken
-    table = leave_out_unusable(load_folder(root, verify_files=False), progress=False).train
-    form = image_cache.Shrunk()
-    sizes = image_cache.kept_sizes(table, form, 0)
-    kept = image_cache.decode_to_device(table, form, sizes, torch.device("cpu"), 0, 0, 1)
-    assert len(kept) == 100 - len(bad)
-
-
 def test_a_class_that_loses_all_its_images_is_gone(broken):
     root, _ = broken
     for path in (root / "train" / "class4").iterdir():
@@ -252,8 +241,7 @@ def test_an_unknown_value_is_named(broken):
         run(broken[0], "data.on_bad_image=ignore")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("cut", "reason"), [(True, "corrupt, "), (False, "missing")])
+@pytest.mark.parametrize(("workers", "cut", "reason"), [(2, True, "corrupt, "), (0, False, "missing")])
 def test_what_goes_bad_while_training_is_one_line_and_the_run_continues_once_it_is_back(
     cut, reason, workers, tmp_path, monkeypatch
 ):

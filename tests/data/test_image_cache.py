@@ -102,10 +102,10 @@ def test_a_file_that_is_not_whole_is_made_again(table: ImageTable, tmp_path: Pat
 def _slow_build(table: ImageTable, folder: Path, marks: Path) -> None:
     build = module._build
 
-    def slow(*arguments) -> None:
+    def slow(*arguments) -> Pixels:
         (marks / f"{os.getpid()}").touch()
         time.sleep(1)
-        build(*arguments)
+        return build(*arguments)
 
     module._build = slow
     pixels, _ = decode_to_file(table, Shrunk(), folder, 0, name="mine")
@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_with_the_repair(
     def refused(*arguments: object, **named: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(Path, "mkdir" if place == "folder" else "open", refused)
+    monkeypatch.setattr(*((Path, "mkdir") if place == "folder" else (os, "open")), refused)
     monkeypatch.setattr(module, "_fingerprints", lambda *arguments: ("a", "b"))
     with pytest.raises(UsageError, match=rf"{tmp_path} \(Read-only file system\): set data\.cache_dir to a folder"):
         decode_to_file(table, Shrunk(), tmp_path, 0, name="mine")
@@ -157,9 +157,11 @@ def test_a_folder_that_cannot_be_written_is_one_line_with_the_repair(
 def test_a_full_disk_is_one_line_and_leaves_nothing(
     table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = module.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=100))
-    with pytest.raises(UsageError, match=r"has 0\.0 GB free and the decoded images need .*data\.cache=none"):
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UsageError, match=r"cache \(No space left on device\): .*data\.cache_side .*data\.cache=none"):
         decode_to_file(table, Shrunk(), tmp_path / "cache", 0, name="mine")
     assert [each.suffix for each in (tmp_path / "cache").iterdir()] == [".lock"]
 

@@ -41,11 +41,10 @@ def test_parity_is_checked_and_returned(make_checkpoint: Callable, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["safetensors", "timm"])
 def test_an_export_that_differs_is_refused_and_leaves_nothing(
     make_checkpoint: Callable, tmp_path: Path, monkeypatch, format: str
 ) -> None:
-    require(format)
     trained = load_trained(make_checkpoint())
     other = load_trained(make_checkpoint("other.ckpt", seed=1))
     write, read = FORMATS[format]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +13,12 @@ import torch
 from PIL import Image
 
 from proxy_anchor import Retriever
-from proxy_anchor.data.images import InputImages, read_rgb
+from proxy_anchor.data.images import read_rgb
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import embedder as embedder_module
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.export import export
-from proxy_anchor.inference.jpeg import CardDecoder
 from proxy_anchor.inference.retriever import Hit, open_index, vote
 
 
@@ -72,94 +69,6 @@ def test_batches_and_workers_change_nothing(make_checkpoint: Callable, gallery: 
     parts = Embedder(trained, num_workers=2, batch_size=4).embed(paths, progress=False)
     assert parts.rows == whole.rows
     assert torch.allclose(whole.embeddings, parts.embeddings, atol=1e-6)
-
-
-def test_files_decoded_by_the_cards_decoder_give_the_same_embeddings(
-    make_checkpoint: Callable, gallery: Path, tmp_path: Path
-) -> None:
-    """On a CPU, with the same decoder's CPU half: threads, order, resuming and unreadable files."""
-    paths = []
-    for number, path in enumerate(sorted(gallery.rglob("*.png"))):
-        paths.append(tmp_path / f"{number}.{'png' if number % 5 == 0 else 'jpg'}")
-        read_rgb(path).save(paths[-1], quality=95)
-    paths.insert(3, tmp_path / "broken.jpg")
-    paths[3].write_bytes(paths[2].read_bytes()[:300])
-    trained = load_trained(make_checkpoint())
-    slow = Embedder(trained, device="cpu", num_workers=0).embed(paths, progress=False)
-    fast = Embedder(trained, device="cpu", num_workers=2, batch_size=4)
-    fast.decode = "gpu"
-    found = fast.embed(paths, progress=False, shards=tmp_path / "parts", thumbnail_side=16)
-    assert (found.rows, found.skipped) == (slow.rows, slow.skipped)
-    assert (found.embeddings * slow.embeddings).sum(1).min() > 0.999
-    again = fast.embed(paths, progress=False, shards=tmp_path / "parts", thumbnail_side=16)
-    assert again.reused == len(found.rows)
-    assert torch.equal(again.embeddings, found.embeddings)
-    assert again.thumbnails == found.thumbnails
-
-
-def test_the_decoder_is_closed_after_the_last_batch_and_when_given_up(
-    make_checkpoint: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[CardDecoder] = []
-    monkeypatch.setattr(CardDecoder, "close", lambda self: closed.append(self))
-    paths = [tmp_path / f"{number}.jpg" for number in range(6)]
-    for number, path in enumerate(paths):
-        Image.new("RGB", (50, 40), (number, 0, 0)).save(path)
-    embedder = Embedder(load_trained(make_checkpoint()), device="cpu", num_workers=1, batch_size=2)
-    embedder.decode = "gpu"
-    batches = embedder.pixels(InputImages(paths, embedder.trained.prepare))
-    next(batches)
-    assert not closed
-    batches.close()  # type: ignore[attr-defined]
-    assert len(closed) == 1
-    embedder.embed(paths, progress=False)
-    assert len(closed) == 2
-
-
-def test_decoding_on_a_card_needs_one(make_checkpoint: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    with pytest.raises(UsageError, match=r"embed\.decode=gpu decodes on a graphics card"):
-        Embedder(load_trained(make_checkpoint()), device="cpu", decode="gpu")
-
-
-def test_only_the_cards_decoder_asks_for_more_streams_and_before_the_card_is_used(
-    make_checkpoint: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, found = "CUDA_DEVICE_MAX_CONNECTIONS", []
-
-    def choose(device: object) -> torch.device:
-        found.append(os.environ.get(name))
-        return torch.device("cpu")
-
-    monkeypatch.setattr("proxy_anchor.inference.embedder.choose_device", choose)
-    trained = load_trained(make_checkpoint())
-    for given, decode in ((None, "cpu"), (None, "gpu"), ("8", "gpu")):
-        monkeypatch.setenv(name, "remembered by monkeypatch, which restores it")
-        monkeypatch.delenv(name) if given is None else monkeypatch.setenv(name, given)
-        with suppress(UsageError):
-            Embedder(trained, decode=decode)
-    assert found == [None, "32", "8"]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
-def test_the_cards_decoder_agrees_with_pillow_up_to_its_rounding(make_checkpoint: Callable, tmp_path: Path) -> None:
-    """On smooth pictures.
-
-    It rounds the inverse cosine transform otherwise, and repeats colours, which files hold at half the resolution, where
-    Pillow interpolates them. Both done to these pictures by hand on a CPU gave 0.9999. Where neighbouring pixels have nothing
-    to do with one another, repeating colours is another picture: 0.97 for noise.
-    """
-    paths = [tmp_path / f"{number}.jpg" for number in range(15)]
-    for number, path in enumerate(paths):
-        coarse = np.random.default_rng(number).integers(0, 256, (3, 4, 3), dtype=np.uint8)
-        Image.fromarray(coarse).resize((200, 150), Image.Resampling.BICUBIC).save(path, quality=95)
-    trained = load_trained(make_checkpoint())
-    slow = Embedder(trained, num_workers=0).embed(paths, progress=False)
-    fast = Embedder(trained, num_workers=2, batch_size=4, decode="gpu")
-    found = fast.embed(paths, progress=False, thumbnail_side=16)
-    assert found.rows == slow.rows
-    assert (found.embeddings * slow.embeddings).sum(1).min() > 0.999
-    assert all(found.thumbnails)
 
 
 def test_many_queries_at_once_are_the_same_as_one_by_one(retriever: Retriever, gallery: Path) -> None:
@@ -252,9 +161,9 @@ def test_index_of_another_model_is_refused(retriever: Retriever, make_checkpoint
     [
         (lambda folder: (folder / "index.json").unlink(), "holds no index"),
         (lambda folder: (folder / "index.json").write_text("{"), "index.json is damaged"),
-        (lambda folder: (folder / "index.json").write_text('{"format": 1}'), "index.json is damaged"),
+        (lambda folder: (folder / "index.json").write_text('{"format": 2}'), "index.json is damaged"),
         (lambda folder: (folder / "thumbnails.bin").write_bytes(b"x"), "thumbnails.bin is damaged"),
-        (lambda folder: change(folder, format=2), "index format 2; this version reads 1"),
+        (lambda folder: change(folder, format=1), "index format 1; this version reads 2"),
         (lambda folder: change(folder, images=None), "index.json is damaged"),
         (lambda folder: change(folder, images=[[1, 2]]), "index.json is damaged"),
         (lambda folder: change(folder, threshold={"a": 1}), "index.json is damaged"),

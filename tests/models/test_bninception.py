@@ -16,7 +16,6 @@ from torch import Tensor
 
 from proxy_anchor import EmbeddingNet
 from proxy_anchor.errors import UsageError
-from proxy_anchor.models import weights as weights_module
 from proxy_anchor.models.bninception import BNInception
 from proxy_anchor.models.weights import create_pretrained
 
@@ -227,18 +226,22 @@ def test_every_tensor_must_fit(as_published: dict[str, Tensor], tmp_path: Path, 
     else:
         changed["inception_4c_3x3.weight"] = torch.zeros(160, 128, 1, 1)
     torch.save(changed, tmp_path / "weights.pth")
-    with pytest.raises(UsageError, match="does not fit bninception: 1 tensors differ, the first is 'inception_"):
+    with pytest.raises(UsageError, match=r"does not fit bninception .*inception_(4c_3x3|6a_1x1)"):
         create_pretrained("bninception", str(tmp_path / "weights.pth"), num_classes=0)
+
+
+def refuse(*args: object, **kwargs: object) -> None:
+    raise OSError("no network")
 
 
 def test_without_network_the_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(weights_module, "_reachable", lambda address: False)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
     with pytest.raises(UsageError, match=r"weights of bninception .*/bn_inception-52deb4733\.pth .*weights=FILE"):
         EmbeddingNet("bninception", 8)
 
 
-@pytest.mark.parametrize("place", ["local file", "cache", "download"])
+@pytest.mark.parametrize("place", ["local file", "download"])
 def test_an_altered_published_file_is_refused(
     as_published: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -252,7 +255,7 @@ def test_an_altered_published_file_is_refused(
     else:
         torch.save(as_published, altered)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(UsageError, match="cut short or altered") as caught:
+    with pytest.raises(UsageError, match=r"cut short or altered|invalid hash") as caught:
         EmbeddingNet("bninception", 8, weights=str(altered) if place == "local file" else None)
     assert "52deb4733" in str(caught.value)
     assert "\n" not in str(caught.value)

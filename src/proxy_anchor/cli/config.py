@@ -553,7 +553,6 @@ def check_evaluation(cfg: DictConfig) -> None:
 
 def check_retrieval(cfg: DictConfig, config_name: str) -> None:
     """Raise for a value of search.yaml, embed.yaml, export.yaml or app.yaml that is out of range, before anything is read."""
-    from proxy_anchor.inference.index import KINDS
     from proxy_anchor.retrieval.reranking import RERANKINGS
 
     _check_against_defaults(cfg, config_name)
@@ -571,7 +570,6 @@ def check_retrieval(cfg: DictConfig, config_name: str) -> None:
     if "k" in cfg:
         check_int("k", cfg.k, 1)
         check_choice("rerank", cfg.rerank, RERANKINGS)
-        check_choice("kind", cfg.kind, KINDS)
     if cfg.get("false_accept_rate") is not None:
         check_number("false_accept_rate", cfg.false_accept_rate, 0, maximum=1, exclusive=True)
     if "port" in cfg:

@@ -95,7 +95,8 @@ class TimmSource(ConfigSource):
 
         from proxy_anchor.models import registered  # noqa: F401  (registers the networks that timm lacks)
 
-        return timm.is_model(self._model_name(config_path))
+        name = self._model_name(config_path)
+        return name.startswith(("hf-hub:", "local-dir:")) or timm.is_model(name)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Nothing: over a thousand names would bury our own in help texts and errors."""

@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import stat
+import os
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from proxy_anchor.data.images import read_rgb
+from proxy_anchor.data.images import open_image, to_rgb
 from proxy_anchor.data.table import Splits, shorten
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 from proxy_anchor.utils import write_text
 
 _MIN_SIDE = 32
-_MAX_ASPECT = 5
 UNUSABLE = ("missing", "empty", "corrupt")
 ODD = {
     "contradiction": "the same bytes under two classes",
-    "leak": "the same bytes in the training images and in those searched",
     "duplicate": "the same bytes twice in one class",
     "format": "content is of another format than the name says",
     "mode": "not stored as RGB; converted on reading, alpha over white",
     "rotated": "has an EXIF orientation, which is not applied",
     "small": f"a side is shorter than {_MIN_SIDE} pixels",
-    "stretched": f"one side is more than {_MAX_ASPECT} times the other",
 }
 _ORIENTATION = 0x0112  # EXIF tag
 _SAME_FORMAT = {"MPO": "JPEG"}  # what many cameras write: a JPEG with further pictures behind it
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One remark about one image: kind is one of UNUSABLE or a key of ODD; table is train, query or gallery."""
 
     kind: str
@@ -59,112 +55,81 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
     if num_workers is not None:
         check_int("num_workers", num_workers, 1)
     entries = [
-        (name, path, table.classes[label])
+        (path, name, table.classes[label])
         for name, table in splits.tables.items()
         for path, label in zip(table.paths, table.labels.tolist(), strict=True)
     ]
-    paths = list(dict.fromkeys(path for _, path, _ in entries))
+    paths = list(dict.fromkeys(path for path, *_ in entries))
     with warnings.catch_warnings(), ThreadPoolExecutor(num_workers) as pool:
         warnings.simplefilter("ignore")  # Pillow's remarks on odd files: they are listed here by name
-        results = list(
-            tqdm(pool.map(_inspect, paths), total=len(paths), desc="checking", unit=" images", disable=not progress)
-        )
-    remarks = {path: remark for path, (remark, _) in zip(paths, results, strict=True)}
-    findings = [
-        Finding(kind, path, table, name, detail) for table, path, name in entries for kind, detail in remarks[path]
-    ]
-    digests = {path: digest for path, (_, digest) in zip(paths, results, strict=True) if digest}
-    findings += _same_bytes(entries, digests)
+        each_read = tqdm(pool.map(_inspect, paths), "checking", len(paths), unit=" images", disable=not progress)
+        results = dict(zip(paths, each_read, strict=True))
+    findings = []
+    seen: dict[str, list[tuple[Path, str, str]]] = {}
+    for path, table, name in entries:
+        remarks, digest = results[path]
+        findings += [Finding(kind, path, table, name, detail) for kind, detail in remarks]
+        earlier = seen.setdefault(digest, []) if digest else []
+        if twin := next((each for each in earlier if each[2] != name), next(iter(earlier), None)):
+            kind = "duplicate" if twin[2] == name else "contradiction"
+            findings.append(Finding(kind, path, table, name, f"as {twin[0]} ({twin[1]}, class {twin[2]})"))
+        earlier.append((path, table, name))
     order = [*UNUSABLE, *ODD]
     return sorted(findings, key=lambda finding: order.index(finding.kind))  # stable: table order within a kind
 
 
 def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
     """([(kind, detail)], hash of the file's bytes or "")."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError):  # ValueError: no file can have this name
-        return [("missing", "")], ""
-    if not stat.S_ISREG(status.st_mode):
-        return [("missing", "not a file")], ""
-    if status.st_size == 0:
-        return [("empty", "")], ""
+    if not os.path.isfile(path):  # unlike Path.is_file, never raises
+        return [("missing", "not a file" if os.path.exists(path) else "")], ""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        read_rgb(path)
-        with Image.open(path) as image:
+        with open_image(path) as image:
+            image.load()
+            to_rgb(image)
             return list(_oddities(image, path)), digest
     except (OSError, UsageError) as error:
         reason = str(error).removeprefix(f"image {path} cannot be read (").removesuffix("): replace or remove it.")
-        return [("corrupt", reason)], ""
+        return [("empty", "") if reason == "empty file" else ("corrupt", reason)], ""
 
 
-def _oddities(image: Image.Image, path: Path) -> list[tuple[str, str]]:
-    found = []
+def _oddities(image: Image.Image, path: Path) -> Iterator[tuple[str, str]]:
     expected = Image.registered_extensions().get(path.suffix.lower())
     content = _SAME_FORMAT.get(image.format or "", image.format)
     if expected is not None and content != expected:
-        found.append(("format", f"{content} under {path.suffix}"))
+        yield "format", f"{content} under {path.suffix}"
     if image.mode != "RGB" or "transparency" in image.info:
-        found.append(("mode", image.mode if image.mode != "RGB" else "RGB with a transparent colour"))
+        yield "mode", image.mode if image.mode != "RGB" else "RGB with a transparent colour"
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # damaged EXIF data raise whatever their bytes provoke, and matter to no pixel
         orientation = 1
     if orientation in range(2, 9):
-        found.append(("rotated", f"EXIF orientation {orientation}"))
-    size = f"{image.width} x {image.height} pixels"
+        yield "rotated", f"EXIF orientation {orientation}"
     if min(image.size) < _MIN_SIDE:
-        found.append(("small", size))
-    if max(image.size) > _MAX_ASPECT * min(image.size):
-        found.append(("stretched", size))
-    return found
-
-
-def _same_bytes(entries: Sequence[tuple[str, Path, str]], digests: dict[Path, str]) -> list[Finding]:
-    """One finding for each entry whose bytes were seen before, against the first that makes the worst of it."""
-    groups: defaultdict[str, list[tuple[str, Path, str]]] = defaultdict(list)
-    for entry in entries:
-        if entry[1] in digests:
-            groups[digests[entry[1]]].append(entry)
-    findings = []
-    for group in groups.values():
-        for index, (table, path, name) in enumerate(group):
-            earlier = group[:index]
-            other_class = next((each for each in earlier if each[2] != name), None)
-            other_side = next((each for each in earlier if (each[0] == "train") != (table == "train")), None)
-            if twin := other_class or other_side or next(iter(earlier), None):
-                kind = "contradiction" if other_class else "leak" if other_side else "duplicate"
-                findings.append(Finding(kind, path, table, name, f"as {twin[1]} ({twin[0]}, class {twin[2]})"))
-    return findings
+        yield "small", f"{image.width} x {image.height} pixels"
 
 
 def format_findings(findings: Sequence[Finding], num_images: int) -> str:
     """All findings by kind, and a last line that counts."""
-    lines = []
-    counts = []
+    lines, counts = [], []
     for kind in (*UNUSABLE, *ODD):
-        chosen = [finding for finding in findings if finding.kind == kind]
-        if not chosen:
-            continue
-        counts.append(f"{len(chosen):,} {kind}")
-        lines.append(f"{kind}: {len(chosen):,}" + (f" ({ODD[kind]})" if kind in ODD else ""))
-        lines += [f"  {finding.path}" + (f": {finding.detail}" if finding.detail else "") for finding in chosen]
+        if chosen := [finding for finding in findings if finding.kind == kind]:
+            counts.append(f"{len(chosen):,} {kind}")
+            lines.append(f"{kind}: {len(chosen):,}" + (f" ({ODD[kind]})" if kind in ODD else ""))
+            lines += [f"  {finding.path}" + (f": {finding.detail}" if finding.detail else "") for finding in chosen]
     unusable = len({finding.path for finding in findings if finding.kind in UNUSABLE})
     verdict = f"{unusable:,} cannot be used" if unusable else "all can be used"
-    return "\n".join(
-        [*lines, f"checked {num_images:,} images, {verdict}" + (": " if counts else "") + ", ".join(counts)]
-    )
+    listed = ": " + ", ".join(counts) if counts else ""
+    return "\n".join([*lines, f"checked {num_images:,} images, {verdict}{listed}"])
 
 
 def write_findings(file: Path, findings: Sequence[Finding]) -> None:
     """The findings as CSV: kind, path, table, class, detail."""
     try:
         with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            lines = csv.writer(stream)
-            lines.writerow(["kind", "path", "table", "class", "detail"])
-            lines.writerows([each.kind, each.path, each.table, each.class_name, each.detail] for each in findings)
+            csv.writer(stream).writerows([("kind", "path", "table", "class", "detail"), *findings])
     except OSError as error:
         raise UsageError(f"output={file} cannot be written ({error.strerror}): choose another file.") from error
 
@@ -188,16 +153,13 @@ def leave_out_unusable(splits: Splits, *, progress: bool = True) -> Splits:
 
     Raises UnreadableImage that names images which are searched, or when no training image is left.
     """
-    training, searched = _unusable(splits, progress)
-    if searched:
-        raise _refusal(searched, "searched", "searched")
+    training = _unusable(splits, progress)
     keep = np.array([path not in training for path in splits.train.paths], dtype=bool)
     if not keep.any():
         raise UnreadableImage(
             f"none of the {len(keep)} training images can be used: {shorten(list(training.values()))}."
         )
-    skipped = tuple(training.values())
-    return replace(splits, train=splits.train.select(keep), skipped=skipped) if skipped else splits
+    return replace(splits, train=splits.train.select(keep), skipped=tuple(training.values())) if training else splits
 
 
 @contextmanager
@@ -209,21 +171,22 @@ def naming_all_unusable(splits: Splits, on_bad_image: str = "raise") -> Iterator
     try:
         yield
     except UnreadableImage as error:
-        training, searched = _unusable(splits, progress=False)
-        if searched:
-            raise _refusal(searched, "searched", "searched") from error
-        if training:
+        if training := _unusable(splits, progress=False):
             raise _refusal(training, "training", on_bad_image) from error
         raise
 
 
-def _unusable(splits: Splits, progress: bool) -> tuple[dict[Path, str], dict[Path, str]]:
-    """{path: path with reason} of training images and of searched ones (query, gallery, held-out)."""
-    parts: tuple[dict[Path, str], dict[Path, str]] = ({}, {})
+def _unusable(splits: Splits, progress: bool) -> dict[Path, str]:
+    """{path: path with reason} of training images; UnreadableImage for those searched (query, gallery, held-out)."""
+    training: dict[Path, str] = {}
+    searched: dict[Path, str] = {}
     for each in check_images(splits, progress=progress):
         if each.kind in UNUSABLE:
-            parts[each.table != "train"][each.path] = f"{each.path} ({each.kind}{each.detail and f', {each.detail}'})"
-    return parts
+            part = training if each.table == "train" else searched
+            part[each.path] = f"{each.path} ({each.kind}{each.detail and f', {each.detail}'})"
+    if searched:
+        raise _refusal(searched, "searched", "searched")
+    return training
 
 
 def _refusal(images: dict[Path, str], what: str, repair: str) -> UnreadableImage:

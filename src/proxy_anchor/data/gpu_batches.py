@@ -1,4 +1,4 @@
-"""Batches of images that were decoded before (see `pixels`): cropped on the device, without worker processes.
+"""Batches of images that were decoded before (see `image_cache`): cropped on the device, without worker processes.
 
 The loaders take the place of a DataLoader: they have a length, an order whose epoch the trainer sets, and yield what its
 batches hold, (images uint8 (B, 3, crop, crop), labels (B,), dataset indices (B,)), on the device.
@@ -13,15 +13,41 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.transforms.v2 import functional as F
 
 from proxy_anchor.data.augment import RandomCrops, recolor
 from proxy_anchor.data.images import Pixels
-from proxy_anchor.data.resample import resample
 from proxy_anchor.data.sampling import ShuffledBatches
+from proxy_anchor.utils import have_triton
 
 Batch = tuple[Tensor, Tensor, Tensor]
 _BATCHES_AHEAD = 4  # packed in advance when the pixels are in host memory
 _PACKERS = 4  # threads; copying rows of images does not hold Python's lock
+
+
+def resample(values: Tensor, windows: Tensor, side: int) -> Tensor:
+    """Windows of images to uint8 (B, 3, side, side) in channels-last order, on the device of `values`.
+
+    Resized as Pillow does: bilinear with antialiasing. On a GPU one Triton kernel reads the windows where they lie, so that
+    nothing is padded or copied; elsewhere torchvision does it image by image. Both round once, Pillow after each of its two
+    passes: values differ from Pillow's by at most 1 of 255.
+
+    values: flat uint8, images as rows of (width, 3). windows: (B, 5) int64 on the same device: where the window starts in
+    `values`, the width of the image that it lies in, the window's height and width, and whether it is mirrored.
+    """
+    out = torch.empty(len(windows), side, side, 3, dtype=torch.uint8, device=values.device)
+    if values.is_cuda and have_triton():
+        from proxy_anchor.data.resample_kernel import resample_kernel
+
+        block = 512
+        resample_kernel[(len(windows), -(-side * side // block))](values, windows, out, side, block)
+        return out.permute(0, 3, 1, 2)
+    images = out.permute(0, 3, 1, 2)
+    for image, (start, stride, height, width, mirror) in zip(images, windows.tolist(), strict=True):
+        window = values.as_strided((3, height, width), (1, 3 * stride, 3), start)
+        resized = F.resize(window, [side, side], antialias=True)
+        image.copy_(resized.flip(-1) if mirror else resized)
+    return images
 
 
 class CroppedBatches:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -30,18 +31,6 @@ from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 
 SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, shared by processes; absent outside Linux
 _IMAGES_PER_TASK = 32  # decoded by a worker before it hands them over
-
-
-class Form(Protocol):
-    """What is kept of an image. Its repr names it in the cache, so that another form is another file."""
-
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of what is kept of an image of this size."""
-        ...
-
-    def keep(self, image: Image.Image) -> Image.Image:
-        """What is kept, RGB."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -68,53 +57,48 @@ class Shrunk:
         return image if size == (image.height, image.width) else F.resize(image, list(size), antialias=True)
 
 
-class _Headers(Dataset):
-    """Item i: the kept size of image i, read from its header, and "" or why it cannot be read."""
-
-    def __init__(self, table: ImageTable, form: Form) -> None:
-        self.table, self.form = table, form
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, row: int) -> tuple[tuple[int, int], str]:
-        try:
-            with open_image(self.table.paths[row]) as image:
-                return self.form.size(image.height, image.width), ""
-        except UnreadableImage as error:
-            return (0, 0), str(error)
+# What is kept of an image. Its repr names it in the cache, so that another form is another file.
+Form = Shrunk | CentralCrop
 
 
-class _Decoded(Dataset):
-    """Item i: the kept pixels of image i, flat, and "" or why it cannot be read."""
+class _Reading(Dataset):
+    """Item i: what `read` makes of image i, and "" or why it cannot be read."""
 
-    def __init__(self, table: ImageTable, form: Form) -> None:
-        self.table, self.form = table, form
+    def __init__(self, paths: Sequence[Path], read: Callable[[Path], Any]) -> None:
+        self.paths, self.read = paths, read
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self.paths)
 
-    def __getitem__(self, row: int) -> tuple[Tensor, str]:
+    def __getitem__(self, row: int) -> tuple[Any, str]:
         try:
-            image = self.form.keep(read_rgb(self.table.paths[row]))
-            return torch.from_numpy(np.array(image).reshape(-1)), ""
+            return self.read(self.paths[row]), ""
         except UnreadableImage as error:
-            return torch.empty(0, dtype=torch.uint8), str(error)
+            return None, str(error)
 
 
-def _joined(items: list[tuple[Tensor, str]]) -> tuple[Tensor, list[str]]:
-    return torch.cat([flat for flat, _ in items]), [reason for _, reason in items if reason]
-
-
-def _listed(items: list[tuple[tuple[int, int], str]]) -> tuple[list[tuple[int, int]], list[str]]:
-    return [size for size, _ in items], [reason for _, reason in items if reason]
-
-
-def _refuse(reasons: list[str]) -> None:
-    if len(reasons) == 1:
-        raise UnreadableImage(reasons[0])
+def _read(
+    table: ImageTable, read: Callable[[Path], Any], num_workers: int, batch_size: int, what: str
+) -> Iterator[list]:
+    """Lists of what `read` makes of the images, in order. Raises UnreadableImage that names all unreadable ones."""
+    loader = DataLoader(_Reading(table.paths, read), batch_size=batch_size, num_workers=num_workers, collate_fn=list)
+    reasons: list[str] = []
+    for items in tqdm(loader, what, delay=3, leave=False):
+        reasons += [reason for _, reason in items if reason]
+        if not reasons:  # with one image missing the others have no place
+            yield [value for value, _ in items]
     if reasons:
-        raise UnreadableImage(f"{len(reasons)} images cannot be used: {shorten(reasons)}")
+        several = f"{len(reasons)} images cannot be used: {shorten(reasons)}"
+        raise UnreadableImage(reasons[0] if len(reasons) == 1 else several)
+
+
+def _kept_size(form: Form, path: Path) -> tuple[int, int]:
+    with open_image(path) as image:
+        return form.size(image.height, image.width)
+
+
+def _kept_pixels(form: Form, path: Path) -> np.ndarray:
+    return np.asarray(form.keep(read_rgb(path))).reshape(-1)
 
 
 def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
@@ -124,31 +108,22 @@ def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
     """
     if isinstance(form, CentralCrop):
         return torch.tensor([form.size(0, 0)]).expand(len(table), 2)
-    found: list[tuple[int, int]] = []
-    reasons: list[str] = []
     num_workers = min(num_workers, len(table) // 1000)  # starting a process takes as long as reading 1000 headers
-    loader = DataLoader(_Headers(table, form), batch_size=256, num_workers=num_workers, collate_fn=_listed)
-    for sizes, bad in tqdm(loader, "reading image sizes", delay=3, leave=False):
-        found += sizes
-        reasons += bad
-    _refuse(reasons)
-    return torch.tensor(found, dtype=torch.int64).view(-1, 2)
+    parts = _read(table, partial(_kept_size, form), num_workers, 256, "reading image sizes")
+    return torch.tensor([size for part in parts for size in part], dtype=torch.int64).view(-1, 2)
 
 
-def decode_into(values: Tensor, table: ImageTable, form: Form, sizes: Tensor, num_workers: int) -> None:
+def decode_into(values: Tensor, table: ImageTable, form: Form, num_workers: int) -> None:
     """Decode the images of a table, in order, into the flat `values`, which may live on any device.
 
     Raises UnreadableImage that names the files which cannot be read, or when one does not have the size in its header.
     """
-    loader = DataLoader(_Decoded(table, form), batch_size=_IMAGES_PER_TASK, num_workers=num_workers, collate_fn=_joined)
-    start, reasons = 0, []
-    for flat, bad in tqdm(loader, "decoding images", delay=3, leave=False):
-        reasons += bad
-        if not reasons:  # with one image missing the others have no place
-            values[start : start + len(flat)].copy_(flat)
-            start += len(flat)
-    _refuse(reasons)
-    if start != 3 * int(sizes.prod(1).sum()):
+    start = 0
+    for part in _read(table, partial(_kept_pixels, form), num_workers, _IMAGES_PER_TASK, "decoding images"):
+        flat = torch.from_numpy(np.concatenate(part))
+        values[start : start + len(flat)].copy_(flat)
+        start += len(flat)
+    if start != len(values):
         raise UnreadableImage("an image does not have the size that its header states.")
 
 
@@ -164,7 +139,7 @@ def decode_to_device(
         share = pixels.values[ends[rows.start] : ends[rows.stop]]
         if part == rank:
             mine = ImageTable(table.paths[rows], table.labels[rows], table.classes)
-            decode_into(share, mine, form, sizes[rows], num_workers)
+            decode_into(share, mine, form, num_workers)
     if world_size > 1:
         for part in range(world_size):
             dist.broadcast(pixels.values[ends[bounds[part]] : ends[bounds[part + 1]]], src=part)
@@ -179,52 +154,40 @@ def decode_to_file(table: ImageTable, form: Form, folder: Path, num_workers: int
     for it, and a file that is there is whole: it is written under another name first.
     Raises UsageError when an image cannot be read, the folder may not be written, or the disk has no room.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_writable(folder, error) from error
     paths, content = _fingerprints(table, form)
     target = folder / f"{name}-{paths}-{content}.pixels"
-    with _lock(folder / f"{name}-{paths}.lock"):
-        pixels = _open(target, len(table))
-        if pixels is None:
-            for stale in folder.glob(f"{name}-{paths}-*"):
-                stale.unlink()
-            _build(target, table, form, num_workers)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{name}-{paths}.lock"):  # the system releases it also when this process dies
             pixels = _open(target, len(table))
-    if pixels is None:
-        raise UsageError(f"{target} was removed while it was built: start again, or choose another data.cache_dir.")
+            if pixels is None:
+                for stale in folder.glob(f"{name}-{paths}-*"):
+                    stale.unlink()
+                pixels = _build(target, table, form, num_workers)
+    except OSError as error:
+        raise UsageError(
+            f"decoded images cannot be kept in {folder} ({error.strerror or error}): set data.cache_dir to a folder that may "
+            "be written and has room, data.cache_side to shrink them, or data.cache=none."
+        ) from error
     return pixels, target
 
 
-def _not_writable(folder: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"decoded images cannot be kept in {folder} ({error.strerror or error}): set data.cache_dir to a folder that may be "
-        "written, or data.cache=none."
-    )
-
-
-def _build(target: Path, table: ImageTable, form: Form, num_workers: int) -> None:
+def _build(target: Path, table: ImageTable, form: Form, num_workers: int) -> Pixels:
     sizes = kept_sizes(table, form, num_workers)
-    num_pixels = 3 * int(sizes.prod(1).sum())
-    needed, free = num_pixels + 16 * len(table), shutil.disk_usage(target.parent).free
-    if needed > free:
-        raise UsageError(
-            f"{target.parent} has {free / 1e9:.1f} GB free and the decoded images need {needed / 1e9:.1f} GB: set "
-            "data.cache_dir to another disk, data.cache_side to shrink them, or data.cache=none."
-        )
-    partial = target.with_suffix(".partial")
+    num_values = 3 * int(sizes.prod(1).sum())
+    needed = num_values + 16 * len(table)
+    partial_file = target.with_suffix(".partial")
     try:
-        with partial.open("wb") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, needed
-            )  # writing to a mapped file on a full disk would kill the process
-        values = torch.from_file(str(partial), shared=True, size=needed, dtype=torch.uint8)
-        decode_into(values[:num_pixels], table, form, sizes, num_workers)
-        values[num_pixels:].copy_(torch.from_numpy(sizes.numpy().reshape(-1).view(np.uint8)))
-        partial.rename(target)
+        with partial_file.open("wb") as file:
+            # Writing to a mapped file on a full disk would kill the process.
+            os.posix_fallocate(file.fileno(), 0, needed)
+        values = torch.from_file(str(partial_file), shared=True, size=needed, dtype=torch.uint8)
+        decode_into(values[:num_values], table, form, num_workers)
+        values[num_values:].copy_(torch.from_numpy(sizes.numpy().reshape(-1).view(np.uint8)))
+        partial_file.rename(target)
     finally:
-        partial.unlink(missing_ok=True)
+        partial_file.unlink(missing_ok=True)
+    return Pixels(values[:num_values], sizes)
 
 
 def _open(file: Path, num_images: int) -> Pixels | None:
@@ -248,26 +211,6 @@ def _fingerprints(table: ImageTable, form: Form) -> tuple[str, str]:
         paths.update(os.fsencode(path.resolve()) + b"\0")
         content.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
     return paths.hexdigest()[:12], content.hexdigest()[:12]
-
-
-@contextmanager
-def _lock(file: Path) -> Iterator[None]:
-    """Hold the file's lock; the system releases it also when this process dies."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        raise UsageError("data.cache=ram and disk need a Unix system: set data.cache=none or gpu.") from None
-    try:
-        handle = file.open("w")
-    except OSError as error:
-        raise _not_writable(file.parent, error) from error
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for another process that decodes the same images ({file}).", flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def free_memory() -> int:

@@ -1,4 +1,4 @@
-"""The Triton kernel behind `resample`. Imported on a machine with a graphics card only."""
+"""The Triton kernel behind `resample`. Imported on a machine with an NVIDIA GPU only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def resample_kernel(  # type: ignore[no-untyped-def]
-    values, windows, targets, out, side: tl.constexpr, placed: tl.constexpr, block: tl.constexpr
+    values, windows, out, side: tl.constexpr, block: tl.constexpr
 ):
     """Program (b, i): pixels i * block ... of image b. See `resample` for the arguments; out: (B, side, side, 3).
-
-    placed: whether there are targets, and pixels lie as (3, height, width).
 
     The weights are Pillow's: a triangle of half-width max(1, scale) around the pixel's centre, cut at the window's edges
     and normalised.
@@ -25,16 +23,7 @@ def resample_kernel(  # type: ignore[no-untyped-def]
     y, x_out = place // side, place % side
     x = tl.where(mirror != 0, side - 1 - x_out, x_out)
 
-    if placed:
-        target = targets + 4 * tl.program_id(0).to(tl.int64)
-        scale_y = height.to(tl.float32) / tl.load(target).to(tl.float32)
-        scale_x = width.to(tl.float32) / tl.load(target + 1).to(tl.float32)
-        y += tl.load(target + 2).to(tl.int32)
-        x += tl.load(target + 3).to(tl.int32)
-        step, plane = 1, height.to(tl.int64) * width
-    else:
-        scale_y, scale_x = height.to(tl.float32) / side, width.to(tl.float32) / side
-        step, plane = 3, 1
+    scale_y, scale_x = height.to(tl.float32) / side, width.to(tl.float32) / side
     reach_y, reach_x = tl.maximum(scale_y, 1.0), tl.maximum(scale_x, 1.0)
     centre_y, centre_x = (y.to(tl.float32) + 0.5) * scale_y, (x.to(tl.float32) + 0.5) * scale_x
     first_y = tl.maximum(centre_y - reach_y + 0.5, 0.0).to(tl.int32)
@@ -52,11 +41,11 @@ def resample_kernel(  # type: ignore[no-untyped-def]
             column = first_x + step_x
             weight = weight_y * tl.maximum(1.0 - tl.abs(column.to(tl.float32) + 0.5 - centre_x) / reach_x, 0.0)
             weight = tl.where(column < width, weight, 0.0)
-            pixel = values + start + step * (row.to(tl.int64) * stride + column)
+            pixel = values + start + 3 * (row.to(tl.int64) * stride + column)
             seen = inside & (weight > 0.0)
             red += weight * tl.load(pixel, mask=seen, other=0).to(tl.float32)
-            green += weight * tl.load(pixel + plane, mask=seen, other=0).to(tl.float32)
-            blue += weight * tl.load(pixel + 2 * plane, mask=seen, other=0).to(tl.float32)
+            green += weight * tl.load(pixel + 1, mask=seen, other=0).to(tl.float32)
+            blue += weight * tl.load(pixel + 2, mask=seen, other=0).to(tl.float32)
             total += weight
 
     pixels = out + 3 * (tl.program_id(0).to(tl.int64) * side * side + place)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -100,3 +104,20 @@ def _from_export(folder: Path) -> TrainedNet:
             f"{folder} cannot be read ({reason}): it is damaged, or its parts belong to two models."
         ) from error
     return TrainedNet(net.eval(), prepare, folder, config.get("about", {}))
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A folder to write into that takes the place of `folder` at the end, unless something is raised inside."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield aside
+        aside.chmod(0o755)  # mkdtemp's folders are for the owner alone
+        old = aside.with_name(f"{aside.name}-old")
+        if folder.exists():
+            folder.rename(old)
+        aside.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

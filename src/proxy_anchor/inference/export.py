@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from proxy_anchor.inference.checkpoint import (
     WEIGHTS_FILE,
     TrainedNet,
     load_trained,
+    written_whole,
 )
 from proxy_anchor.models.embedding_net import EmbeddingNet
 
@@ -48,13 +47,12 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"output={folder} already holds something: choose another folder, or remove it.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        write, read = FORMATS[format]
-        config = {"format": EXPORT_FORMAT, "library_name": "proxy_anchor", "fingerprint": trained.fingerprint}
+    write, read = FORMATS[format]
+    config = {"format": EXPORT_FORMAT, "library_name": "proxy_anchor", "fingerprint": trained.fingerprint}
+    with written_whole(folder) as aside:
         (aside / CONFIG_FILE).write_text(json.dumps(config | trained.describe(), indent=2) + "\n", encoding="utf-8")
-        with _quiet(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # the exporters' notices about their own future
             write(trained, aside)
             difference = _difference(trained, read(aside))
         if not difference <= TOLERANCE:  # NaN is not
@@ -68,12 +66,6 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
         mode = (aside / CONFIG_FILE).stat().st_mode & 0o777
         for file in aside.iterdir():
             file.chmod(mode)  # safetensors writes for the owner alone
-        aside.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return difference
 
 
@@ -87,18 +79,15 @@ def _pixels(trained: TrainedNet, batch: int) -> Tensor:
 
 
 def _difference(trained: TrainedNet, embed: Callable[[Tensor], Tensor]) -> float:
-    differences = []
-    for batch in _BATCHES:
-        pixels = _pixels(trained, batch)
-        expected, found = trained.net(pixels), embed(pixels)
-        if found.shape != expected.shape:
-            raise UsageError(f"the exported network returns {tuple(found.shape)} instead of {tuple(expected.shape)}.")
-        differences.append((found - expected).abs().max())
-    return torch.stack(differences).max().item()  # NaN, if there is one
+    batches = [_pixels(trained, batch) for batch in _BATCHES]
+    expected, found = (torch.cat([net(pixels) for pixels in batches]) for net in (trained.net, embed))
+    return (found - expected).abs().max().item()  # NaN, if there is one
 
 
 def _write_onnx(trained: TrainedNet, folder: Path) -> None:
-    _require("onnx", "onnxscript", "onnxruntime")
+    if missing := [each for each in ("onnx", "onnxscript", "onnxruntime") if find_spec(each) is None]:
+        raise UsageError(f"format=onnx needs {', '.join(missing)}: pip install -e '.[export]'.")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     program = torch.onnx.export(
         trained.net,
         (_pixels(trained, 2),),
@@ -131,11 +120,16 @@ def _read_torchscript(folder: Path) -> Callable[[Tensor], Tensor]:
     return loaded
 
 
-def _write_safetensors(trained: TrainedNet, folder: Path) -> None:
+def _save(module: nn.Module, file: Path) -> None:
     from safetensors.torch import save_file
 
-    tensors = {name: value.contiguous() for name, value in trained.net.state_dict().items()}
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_file(
+        {name: value.contiguous() for name, value in module.state_dict().items()}, file, metadata={"format": "pt"}
+    )
+
+
+def _write_safetensors(trained: TrainedNet, folder: Path) -> None:
+    _save(trained.net, folder / WEIGHTS_FILE)
 
 
 def _read_safetensors(folder: Path) -> Callable[[Tensor], Tensor]:
@@ -143,33 +137,26 @@ def _read_safetensors(folder: Path) -> Callable[[Tensor], Tensor]:
 
 
 def _write_timm(trained: TrainedNet, folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    net = trained.net
+    net, crop = trained.net, trained.prepare.crop
     backbone: Any = net.backbone
-    weights = {name: value.contiguous() for name, value in backbone.state_dict().items()}
-    head = {name: value.contiguous() for name, value in net.head.state_dict().items()}
-    save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    save_file(head, folder / HEAD_FILE, metadata={"format": "pt"})
-    crop, resize = trained.prepare.crop, trained.prepare.resize
+    _save(backbone, folder / WEIGHTS_FILE)
+    _save(net.head, folder / HEAD_FILE)
+    kept = ("fixed_input_size", "first_conv", "classifier", "license")
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     config |= {
         "architecture": net.config["backbone"].partition(".")[0],
         "num_classes": 0,
         "num_features": net.head.in_features,
-        "pretrained_cfg": {
+        "pretrained_cfg": {key: backbone.pretrained_cfg.get(key) for key in kept}
+        | {
             "input_size": [3, crop, crop],
-            "fixed_input_size": bool(backbone.pretrained_cfg.get("fixed_input_size")),
             "interpolation": "bilinear",
-            "crop_pct": crop / resize,
+            "crop_pct": crop / trained.prepare.resize,
             "crop_mode": "center",
             "mean": net.config["mean"],
             "std": net.config["std"],
             "num_classes": 0,
             "pool_size": None,
-            "first_conv": backbone.pretrained_cfg.get("first_conv"),
-            "classifier": backbone.pretrained_cfg.get("classifier"),
-            "license": backbone.pretrained_cfg.get("license"),
         },
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -192,23 +179,3 @@ FORMATS: dict[str, tuple[Callable[[TrainedNet, Path], None], Callable[[Path], Ca
     "safetensors": (_write_safetensors, _read_safetensors),
     "timm": (_write_timm, _read_timm),
 }
-
-
-def _require(*packages: str) -> None:
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise UsageError(f"format=onnx needs {', '.join(missing)}: pip install -e '.[export]'.")
-
-
-@contextmanager
-def _quiet() -> Any:
-    """Without the exporters' notices about their own future."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,16 +17,15 @@ from torch import Tensor
 from proxy_anchor.data.images import ImageInput, class_folders, find_images, input_key
 from proxy_anchor.data.table import shorten
 from proxy_anchor.errors import UsageError, check_choice, check_int
-from proxy_anchor.inference.checkpoint import TrainedNet, load_trained
+from proxy_anchor.inference.checkpoint import TrainedNet, load_trained, written_whole
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.retrieval.reranking import RERANKINGS, rerank
 from proxy_anchor.retrieval.search import check_k
 from proxy_anchor.retrieval.threshold import Threshold, calibrate_threshold
 
-INDEX_FORMAT = 1
+INDEX_FORMAT = 2
 INDEX_FILE, THUMBNAILS_FILE = "index.json", "thumbnails.bin"
-_INDEX_KEYS = {"model", "dim", "kind", "thumbnail_side", "next_id", "measured_recall", "threshold", "images"}
 _RERANKED = 100  # nearest neighbours, at least, whose order re-ranking may change
 
 
@@ -62,11 +60,9 @@ class Retriever:
             print(hit.similarity, hit.label, hit.name)
 
     Args:
-        trained: network and preprocessing, see `load_trained`. device, batch_size, num_workers, precision, decode: see
-            `Embedder`.
-        kind: "auto" (exact up to a million images, see `VectorIndex`), "exact", "hnsw" or "ivf_pq".
-        engine: of exact search, see `resolve_engine`. thumbnail_side: longest side of the small pictures that are kept
-            with the index, in pixels; 0 keeps none.
+        trained: network and preprocessing, see `load_trained`. kind: see `VectorIndex`. engine: of exact search, see
+            `resolve_engine`. thumbnail_side: longest side of the small pictures that are kept with the index, in pixels; 0
+            keeps none. embedding: device, batch_size, num_workers, precision; see `Embedder`.
 
     Attributes:
         skipped: (name, reason) of the images that the latest `index` or `add` could not read.
@@ -77,19 +73,13 @@ class Retriever:
         self,
         trained: TrainedNet,
         *,
-        device: str | torch.device | None = None,
-        batch_size: int = 64,
-        num_workers: int | None = None,
-        precision: str = "32",
-        decode: str = "cpu",
-        kind: str = "auto",
+        kind: str = "exact",
         engine: str = "auto",
         thumbnail_side: int = 96,
+        **embedding: Any,
     ) -> None:
         check_int("thumbnail_side", thumbnail_side, 0)
-        self.embedder = Embedder(
-            trained, device=device, batch_size=batch_size, num_workers=num_workers, precision=precision, decode=decode
-        )
+        self.embedder = Embedder(trained, **embedding)
         self.kind, self.engine, self.thumbnail_side = kind, engine, thumbnail_side
         self._clear()
 
@@ -126,12 +116,7 @@ class Retriever:
     @property
     def embeddings(self) -> tuple[np.ndarray, Tensor]:
         """(ids (N,), unit vectors (N, D)) of the gallery."""
-        return self._index.live()
-
-    @property
-    def measured_recall(self) -> float | None:
-        """Share of the exact 10 nearest that an approximate index finds; None while the search is exact."""
-        return self._index.measured_recall
+        return self._index.ids, self._index.vectors
 
     def id_of(self, name: str | Path) -> int:
         """The id of an image of the gallery. UsageError when it has none of that name."""
@@ -148,24 +133,11 @@ class Retriever:
         return done.embeddings
 
     def index(
-        self,
-        images: str | Path | Sequence[ImageInput],
-        labels: Sequence[str | None] | None = None,
-        *,
-        names: Sequence[str] | None = None,
-        shards: str | Path | None = None,
-        progress: bool = True,
+        self, images: str | Path | Sequence[ImageInput], labels: Sequence[str | None] | None = None, **options: Any
     ) -> Retriever:
-        """Make these images the gallery, in place of what there was; returns itself.
-
-        images: a folder (searched through; where every image is in a sub-folder, those are the labels), or a sequence.
-        labels: (N,) classes, None for unknown. names: (N,) how to call images that are no paths; must differ.
-        shards: folder of finished parts: the same call after an interruption embeds only the rest (see `Embedder.embed`).
-        Images that cannot be read are left out and listed in `skipped`.
-        Raises UsageError when none can be read, or lengths differ.
-        """
+        """Make these images the gallery, in place of what there was; returns itself. Arguments: see `add`."""
         self._clear()
-        self.add(images, labels, names=names, shards=shards, progress=progress)
+        self.add(images, labels, **options)
         return self
 
     def add(
@@ -177,7 +149,14 @@ class Retriever:
         shards: str | Path | None = None,
         progress: bool = True,
     ) -> list[int]:
-        """Add images to the gallery, as `index` does; returns their ids. One of the same name is replaced."""
+        """Add images to the gallery and return their ids; one of the same name is replaced.
+
+        images: a folder (searched through; where every image is in a sub-folder, those are the labels), or a sequence.
+        labels: (N,) classes, None for unknown. names: (N,) how to call images that are no paths; must differ.
+        shards: folder of finished parts: the same call after an interruption embeds only the rest (see `Embedder.embed`).
+        Images that cannot be read are left out and listed in `skipped`.
+        Raises UsageError when none can be read, or lengths differ.
+        """
         images, labels = _as_gallery(images, labels)
         for what, values in {"labels": labels, "names": names}.items():
             if values is not None and len(values) != len(images):
@@ -204,14 +183,17 @@ class Retriever:
     def remove(self, names: str | Path | int | Iterable[str | Path | int]) -> int:
         """Take images out of the gallery, by name or id; returns how many. UsageError for one that is not there."""
         wanted = [names] if isinstance(names, (str, Path, int, np.integer)) else list(names)
-        ids = [int(each) if isinstance(each, (int, np.integer)) else self.id_of(each) for each in wanted]
+        ids = {each if isinstance(each, (int, np.integer)) else self.id_of(each) for each in wanted}
         for each in ids:
-            if each not in self._items:
-                raise UsageError(f"id {each} is not in the gallery.")
-        self._index.remove(np.array(sorted(set(ids)), dtype=np.int64))
-        for each in set(ids):
-            del self._ids[self._items.pop(each).name]
-        return len(set(ids))
+            self._require_id(each)
+        self._index.remove(np.array(sorted(ids), dtype=np.int64))
+        for each in ids:
+            del self._ids[self._items.pop(int(each)).name]
+        return len(ids)
+
+    def _require_id(self, id_: int) -> None:
+        if id_ not in self._items:
+            raise UsageError(f"id {id_} is not in the gallery.")
 
     def update(self, folder: str | Path, *, shards: str | Path | None = None, progress: bool = True) -> tuple[int, int]:
         """Bring the gallery in line with a folder: (added or changed, removed), the latter with those unreadable by now.
@@ -227,24 +209,20 @@ class Retriever:
             for path, label in zip(paths, labels, strict=True)
             if str(path) not in self._ids or self._items[self._ids[str(path)]].key != input_key(path)
         ]
-        if new and len(gone) == len(self) and len(new) == len(paths):
-            self.index(paths, labels, shards=shards, progress=progress)
-        else:
-            self.skipped = []
-            self.remove(gone)
-            if new:
-                try:
-                    self.add([p for p, _ in new], [label for _, label in new], shards=shards, progress=progress)
-                except UsageError:
-                    if len(self.skipped) < len(new):
-                        raise  # otherwise: nothing new can be read, and the rest of the gallery is still there
-            spoilt = [name for name, _ in self.skipped if name in self._ids]
-            self.remove(spoilt)
-            gone += spoilt
-            for path, label in zip(paths, labels, strict=True):
-                id_ = self._ids.get(str(path))
-                if id_ is not None and self._items[id_].label != label:
-                    self._items[id_] = replace(self._items[id_], label=label)
+        self.skipped = []
+        self.remove(gone)
+        if new:
+            try:
+                self.add([p for p, _ in new], [label for _, label in new], shards=shards, progress=progress)
+            except UsageError:
+                if not len(self) or len(self.skipped) < len(new):
+                    raise  # otherwise: nothing new can be read, and the rest of the gallery is still there
+        spoilt = [name for name, _ in self.skipped if name in self._ids]
+        self.remove(spoilt)
+        gone += spoilt
+        for path, label in zip(paths, labels, strict=True):
+            if (id_ := self._ids.get(str(path))) is not None:
+                self._items[id_] = replace(self._items[id_], label=label)
         return len(new) - len(self.skipped), len(gone)
 
     def search(
@@ -283,8 +261,7 @@ class Retriever:
 
     def search_item(self, id_: int, k: int = 10) -> list[Hit]:
         """The neighbours of an image of the gallery, without itself. UsageError for an unknown id, or K too large."""
-        if id_ not in self._items:
-            raise UsageError(f"id {id_} is not in the gallery.")
+        self._require_id(id_)
         check_k(k, len(self), exclude_self=True)
         # Among exact duplicates the image itself need not come first, and need not be listed at all.
         hits = self.search_embeddings(self._index.get(np.array([id_])), k + 1)[0]
@@ -324,7 +301,7 @@ class Retriever:
         return self.threshold
 
     def save(self, folder: str | Path) -> None:
-        """Write the index to a folder: index.json, the vectors (index.faiss, embeddings.npy), thumbnails.bin.
+        """Write the index to a folder: index.json, embeddings.npy (and index.faiss), thumbnails.bin.
 
         Written aside and renamed, so that no reader sees half of one. Raises UsageError when the folder holds something
         else than an index, or the gallery is empty.
@@ -334,19 +311,8 @@ class Retriever:
             raise UsageError("the gallery is empty: there is no index to save.")
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} holds something else than an index: choose another folder.")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
+        with written_whole(folder) as aside:
             self._write(aside)
-            aside.chmod(0o755)  # mkdtemp's folders are for the owner alone
-            old = None
-            if folder.exists():
-                old = folder.rename(aside.with_name(f"{aside.name}-old"))
-            aside.rename(folder)
-            if old is not None:
-                shutil.rmtree(old)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
 
     def _write(self, folder: Path) -> None:
         self._index.save(folder)
@@ -365,7 +331,6 @@ class Retriever:
             "kind": self.kind,
             "thumbnail_side": self.thumbnail_side,
             "next_id": self._next_id,
-            "measured_recall": self.measured_recall,
             "threshold": None if self.threshold is None else asdict(self.threshold),
             "columns": ["id", "name", "label", "key", "thumbnail_bytes"],
             "images": rows,
@@ -379,54 +344,48 @@ class Retriever:
         """
         folder = Path(folder)
         file = folder / INDEX_FILE
+        damaged = UsageError(f"{file} is damaged: build the index again.")
         if not file.is_file():
             raise UsageError(f"{folder} holds no index ({INDEX_FILE} is missing): make one from a gallery first.")
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            version = content["format"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{file} is damaged: build the index again.") from error
-        if version != INDEX_FORMAT:
-            raise UsageError(
-                f"{folder} has index format {version}; this version reads {INDEX_FORMAT}: build the index again."
-            )
-        if not content.keys() >= _INDEX_KEYS:
-            raise UsageError(f"{file} is damaged: build the index again.")
-        if content["dim"] != self.embedder.embedding_dim:
-            raise UsageError(
-                f"{folder} holds embeddings of D={content['dim']}, and this model's have D={self.embedder.embedding_dim}: use "
-                "the model that made the index, or build it again."
-            )
-        if content["model"] != self.embedder.trained.fingerprint:
-            raise UsageError(
-                f"{folder} was made by another model ({str(content['model'])[:8]}, this one is "
-                f"{self.embedder.trained.fingerprint[:8]}): use that model, or build the index again."
-            )
-        try:
+            if content["format"] != INDEX_FORMAT:
+                raise UsageError(
+                    f"{folder} has index format {content['format']}; this version reads {INDEX_FORMAT}: build the index again."
+                )
+            if content["dim"] != self.embedder.embedding_dim:
+                raise UsageError(
+                    f"{folder} holds embeddings of D={content['dim']}, and this model's have D={self.embedder.embedding_dim}: "
+                    "use the model that made the index, or build it again."
+                )
+            if content["model"] != self.embedder.trained.fingerprint:
+                raise UsageError(
+                    f"{folder} was made by another model ({str(content['model'])[:8]}, this one is "
+                    f"{self.embedder.trained.fingerprint[:8]}): use that model, or build the index again."
+                )
             rows = [(id_, str(name), label, str(key), int(size)) for id_, name, label, key, size in content["images"]]
             ids = np.array([row[0] for row in rows], dtype=np.int64)
-            sizes = [size for *_, size in rows]
             threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
-            is_whole = bool((np.diff(ids, append=content["next_id"]) > 0).all())
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"{file} is damaged: build the index again.") from error
-        if not is_whole:
-            raise UsageError(f"{file} is damaged: build the index again.")
-        self.kind, self.thumbnail_side = content["kind"], content["thumbnail_side"]
+            kind, thumbnail_side, next_id = content["kind"], content["thumbnail_side"], content["next_id"]
+            if (np.diff(ids, append=next_id) <= 0).any():
+                raise damaged
+        except UsageError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged from error
+        thumbnails, size = folder / THUMBNAILS_FILE, sum(row[-1] for row in rows)
+        if size != (thumbnails.stat().st_size if thumbnails.is_file() else 0):
+            raise UsageError(f"{thumbnails} is damaged: build the index again.")
+        packed = memoryview(np.memmap(thumbnails, mode="r").data) if size else memoryview(b"")
+        self.kind, self.thumbnail_side = kind, thumbnail_side
         self._clear()
         self._index.load(folder, ids)
-        self._index.measured_recall = content["measured_recall"]
-        self.threshold = threshold
-        thumbnails = folder / THUMBNAILS_FILE
-        if sum(sizes) != (thumbnails.stat().st_size if thumbnails.is_file() else 0):
-            raise UsageError(f"{thumbnails} is damaged: build the index again.")
-        packed = memoryview(np.memmap(thumbnails, mode="r").data) if sum(sizes) else memoryview(b"")
+        self.threshold, self._next_id = threshold, next_id
         start = 0
         for id_, name, label, key, size in rows:
             self._items[id_] = Item(name, label, key, packed[start : start + size])
             self._ids[name] = id_
             start += size
-        self._next_id = content["next_id"]
         return self
 
     def _name(self, image: ImageInput, row: int) -> str:

@@ -27,7 +27,8 @@ class EmbeddingNet(nn.Module):
     """Images (B, 3, H, W) with values in 0-255 (uint8 or float, RGB) to unit vectors (B, D) in float32.
 
     Args:
-        backbone: any timm model name, with or without a weights tag ("resnet50.tv_in1k").
+        backbone: any timm model name, with or without a weights tag ("resnet50.tv_in1k"), or a model of timm's form on a hub
+            ("hf-hub:ORG/NAME") or in a folder ("local-dir:FOLDER").
         embedding_dim: D.
         pooling: "auto" (avg+max for feature maps as in the paper, a transformer's own pooling otherwise), "avg+max",
             "avg", "max", "gem" or "own" (whatever the backbone does by itself).
@@ -83,15 +84,18 @@ class EmbeddingNet(nn.Module):
         else:
             self.backbone = timm.create_model(backbone, pretrained=False, **timm_kwargs)
         turn_off_dropout(self.backbone, keep_drop_path=drop_path > 0)
+        trained_with: Any = self.backbone.pretrained_cfg
+        if ":" in backbone:  # a checkpoint is read where its source may be gone
+            self.config["backbone"] = trained_with["architecture"]
+            _require_same_tensors(self.backbone, backbone, trained_with["architecture"], pooling, image_size)
         kind = "avg+max" if pooling == "auto" else pooling
         self.pool = nn.Identity() if own_pooling else POOLINGS[kind]()
         self.head = nn.Linear(num_features, embedding_dim)
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
 
-        trained_with = self.backbone.pretrained_cfg
         for name, given in {"mean": mean, "std": std}.items():
-            values = tuple(trained_with[name] if given is None else given)  # type: ignore[index]
+            values = tuple(trained_with[name] if given is None else given)
             self.config[name] = list(values)
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1) * 255.0, persistent=False)
         for module in self._batch_norms():
@@ -181,15 +185,45 @@ def _require_drop_path(backbone: str, timm_kwargs: dict) -> None:
         )
 
 
-def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, dict]:
-    """(use the backbone's own pooling?, F, arguments for timm.create_model), from a dry run without memory or weights."""
-    bare: dict = {"num_classes": 0}
-    if not timm.is_model(backbone):
+def _require_same_tensors(model: nn.Module, source: str, architecture: str, pooling: str, image_size: int) -> None:
+    """Raise UsageError unless timm's own network of that name has the tensors of the one from the source."""
+    with torch.device("meta"):
+        plain = timm.create_model(architecture, pretrained=False, **_inspect(architecture, pooling, image_size)[2])
+    shapes = [{name: value.shape for name, value in each.state_dict().items()} for each in (model, plain)]
+    if shapes[0] != shapes[1]:
+        raise UsageError(
+            f"backbone {source} is a changed {architecture}, which no checkpoint could describe: expected one that timm "
+            "builds from its name alone."
+        )
+
+
+def _fixed_size(backbone: str) -> tuple[int, ...] | None:
+    """The only (height, width) that a network takes as it is built, () where that is not known; None where any fits."""
+    architecture = backbone
+    if ":" in backbone:
+        try:
+            with torch.device("meta"):
+                architecture = timm.create_model(backbone, pretrained=False).pretrained_cfg["architecture"]  # type: ignore[index,assignment]
+        except Exception as error:  # missing files, foreign JSON, no network, another library's model
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise UsageError(
+                f"backbone {backbone} cannot be opened ({reason}): expected hf-hub:ORG/NAME or local-dir:FOLDER with a "
+                "config.json of timm's."
+            ) from error
+    if not timm.is_model(architecture):
         close = difflib.get_close_matches(backbone, timm.list_models(), n=3, cutoff=0.5)
         hint = f" Close names: {', '.join(close)}." if close else ""
         raise UsageError(f"backbone {backbone!r} is neither in conf/backbone nor a timm model.{hint}")
-    config = timm.models.get_pretrained_cfg(backbone)
-    if config is not None and config.fixed_input_size and tuple(config.input_size[1:]) != (image_size, image_size):
+    config = timm.models.get_pretrained_cfg(architecture)
+    if config is None or not config.fixed_input_size:
+        return None
+    return tuple(config.input_size[1:]) if architecture == backbone else ()
+
+
+def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, dict]:
+    """(use the backbone's own pooling?, F, arguments for timm.create_model), from a dry run without memory or weights."""
+    bare: dict = {"num_classes": 0}
+    if _fixed_size(backbone) not in (None, (image_size, image_size)):
         bare["img_size"] = image_size
     attempts = [{**bare, "global_pool": ""}, bare]
     if pooling == "own":

@@ -34,19 +34,7 @@ _HOME = {
     "resolve_engine": "proxy_anchor.retrieval.search",
     "retrieval_metrics": "proxy_anchor.retrieval.metrics",
 }
-__all__ = [
-    "RecallAtK",
-    "k_reciprocal",
-    "map_at_r",
-    "metrics_of_ranking",
-    "nmi",
-    "num_queries_without_positive",
-    "query_expansion",
-    "r_precision",
-    "recall_at_k",
-    "resolve_engine",
-    "retrieval_metrics",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:

@@ -164,14 +164,17 @@ def metrics_of_ranking(
     if ranking.min() < 0 or ranking.max() >= len(held):
         raise UsageError(f"ranking holds an index outside the gallery of {len(held)} images.")
     correct = held[ranking] == wanted[:, None]
-    rank = torch.arange(1, ranking.shape[1] + 1, device=ranking.device)
     values = {f"recall_at_{each}": correct[:, :each].any(1).double().mean().item() for each in ks}
-    at_r = correct & (rank <= r)
-    hits = at_r.cumsum(1)
-    average_precision = (at_r * hits / rank.double()).sum(1) / r[:, 0].clamp_min(1)
-    values["map_at_r"] = average_precision.mean().item()
-    values["r_precision"] = (hits[:, -1] / r[:, 0].clamp_min(1)).double().mean().item()
-    return values
+    average_precision, precision = _at_r(correct, r)
+    return {**values, "map_at_r": average_precision.mean().item(), "r_precision": precision.mean().item()}
+
+
+def _at_r(correct: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Average precision at R and R-precision, (q,) float64, of ranked neighbours (q, M), M >= max R; r: (q, 1)."""
+    rank = torch.arange(1, correct.shape[1] + 1, device=correct.device, dtype=torch.float64)
+    correct = correct & (rank <= r)
+    hits, positives = correct.cumsum(1), r[:, 0].clamp_min(1)
+    return (correct * hits / rank).sum(1) / positives, hits[:, -1].double() / positives
 
 
 def num_positives(labels: Array, gallery_labels: Array | None = None) -> Tensor:
@@ -382,11 +385,8 @@ def _scores_at_r(problem: _Problem) -> tuple[Tensor, Tensor]:
             rows = by_r[chunk]
             r = positives[rows, None]
             found = _ranked(problem, rows, r)
-            rank = torch.arange(1, found.shape[1] + 1, device=rows.device, dtype=torch.float64)
-            correct = (problem.gallery_labels[found] == problem.labels[rows, None]) & (rank <= r)
-            hits = correct.cumsum(1)
-            average_precision[rows] = (correct * hits / rank).sum(1) / r[:, 0]
-            precision[rows] = hits[:, -1].double() / r[:, 0]
+            correct = problem.gallery_labels[found] == problem.labels[rows, None]
+            average_precision[rows], precision[rows] = _at_r(correct, r)
     return average_precision, precision
 
 
