@@ -33,4 +33,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    entry.run(main, "prepare")
+    entry.run(main, "prepare", help_file=True)

@@ -18,8 +18,8 @@ from proxy_anchor.cli import config
 from proxy_anchor.cli.main import forget_last_run
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.comparison import Spread, comparison_rows, default_levels, noise_rows, reached
-from proxy_anchor.reports.curves import recall_curves
+from proxy_anchor.reports.figures import recall_curves
+from proxy_anchor.reports.tables import Spread, comparison_rows, default_levels, noise_rows, reached
 from train import train
 
 TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS, "logger=csv"]

@@ -83,7 +83,7 @@ def test_results_table_is_what_the_runs_wrote(row):
     ids=["losses", "noise"],
 )
 def test_comparison_tables_are_what_the_runs_wrote(folders, names):
-    from proxy_anchor.reports.comparison import comparison_rows, noise_rows, read_comparison
+    from proxy_anchor.reports.tables import comparison_rows, noise_rows, read_comparison
 
     results = [read_comparison(REPOSITORY / "docs" / "results" / f"cars_half_{folder}") for folder in folders]
     rows = noise_rows(results) if len(results) > 1 else comparison_rows(results[0])

@@ -235,8 +235,14 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
     return result
 
 
-def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
-    """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2."""
+def run(main: Callable[[DictConfig], Any], config_name: str, *, help_file: bool = False) -> None:
+    """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2.
+
+    help_file: --help shows the file of conf/ with its comments, which needs no data set, instead of Hydra's own text.
+    """
+    if help_file and {"--help", "-h"} & {*sys.argv[1:]}:
+        print(own_help(config_name))
+        return
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
     register_plugins()
     _quieten()
@@ -315,6 +321,13 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         if not said_by_first and not leave_error(one_line(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
+
+
+def own_help(config_name: str) -> str:
+    """The comments and keys of conf/CONFIG_NAME.yaml, without what is for Hydra."""
+    text = (Path(CONF) / f"{config_name}.yaml").read_text(encoding="utf-8")
+    text = re.sub(r"^(defaults|hydra):\n(?: .*\n)*", "", text, flags=re.M)
+    return re.sub(r"^# ?", "", text, flags=re.M).strip()
 
 
 def clear_failure(cfg: DictConfig, folder: Path) -> None:
