@@ -137,7 +137,8 @@ def _printed(dataset: str) -> dict[str, list[Row]]:
             recalls.setdefault(key, {})[each.k] = each.value
     tables: dict[str, list[Row]] = {}
     for (table, *looks), recall in recalls.items():
-        tables.setdefault(table, []).append(Row(*looks, recall, {}))
+        method, dimension, backbone, crop, batch_size = looks
+        tables.setdefault(table, []).append(Row(method, dimension, backbone, crop, batch_size, recall, {}))
     return tables
 
 
@@ -177,9 +178,12 @@ def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
             marks = ["the paper has no such row"] if is_benchmark(config) else []
             if group[0].result["selected"].get("validation") is not None:
                 marks.append("the epoch is selected on held-out training classes")
-            names = () if is_whole_benchmark(config) else (data, ", ".join(run.name for run in group))
             mark = "; ".join([*marks, *different, *_repeated_seeds(group)])
-            rows.append(Row(*looks, {}, *_recall(group), mark, *names))
+            ours, last = _recall(group)
+            row = Row(*looks, paper={}, ours=ours, last=last, mark=mark)
+            if not is_whole_benchmark(config):
+                row = replace(row, data=data, run_names=", ".join(run.name for run in group))
+            rows.append(row)
     return rows
 
 
@@ -278,7 +282,7 @@ def csv_text(tables: Sequence[Table]) -> str:
             looks |= {"backbone": row.backbone, "crop": row.crop, "batch_size": row.batch_size}
             for k in sorted({*row.paper, *row.ours}):
                 ours, paper = row.ours.get(k), row.paper.get(k)
-                line = {"table": table.label, "dataset": table.dataset, **looks, "k": k, "paper": paper}
+                line: dict[str, Any] = {"table": table.label, "dataset": table.dataset, **looks, "k": k, "paper": paper}
                 line |= {"mean": ours and ours.mean, "deviation": ours and ours.deviation, "n": ours.n if ours else 0}
                 difference = ours.mean - paper if ours and paper is not None else None
                 lines.append(line | {"difference": difference, "mark": row.mark})

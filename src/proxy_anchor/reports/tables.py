@@ -160,10 +160,10 @@ def noise_rows(comparisons: Sequence[Mapping[str, Sequence[Result]]]) -> list[di
                 values.append(100 * run[name]["recall"][k])
     columns = sorted({column for values in found.values() for column in values})
     rows = []
-    for loss, values in found.items():
+    for loss, by_column in found.items():
         row = {"loss": loss}
         for noise, name in columns:
-            each = values.get((noise, name))
+            each = by_column.get((noise, name))
             row[f"{100 * noise:.0f} % noise, {name} R@{k}"] = f"{Spread.of(each)} (n = {len(each)})" if each else "-"
         rows.append(row)
     return rows
