@@ -11,6 +11,7 @@ import lookalikes as look
 import pytest
 from commands import REPOSITORY, SHARED, compose_train, run_ok
 
+import report
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli.experiments import experiment_rows, read_experiment, read_experiments
 from proxy_anchor.errors import UsageError
@@ -134,8 +135,8 @@ def test_grids_of_the_figures(name, grid):
     assert found == {key: set(values) for key, values in grid.items()}
 
 
-def test_report_lists_them_all(tmp_path):
-    output = run_ok("report.py", "experiments", cwd=tmp_path)
+def test_report_lists_them_all():
+    output = report.experiments()
     lines = {line.split()[0]: line for line in output.splitlines() if line.split()}
     assert set(EXPERIMENTS) <= set(lines)
     assert lines["cub_512"].split() == ["cub_512", "tab:eval_cub_cars", "cub", "-", "1", "68.4"]
