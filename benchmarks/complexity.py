@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxy_anchor.reports.curves import COLOURS, save_figure
+from proxy_anchor.reports.figures import COLOURS, save_figure
 from proxy_anchor.reports.tables import format_table
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "loss"

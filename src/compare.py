@@ -28,7 +28,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
     A run that fails is listed, and the others go on. Raises UsageError at the end when one did.
     """
-    from proxy_anchor.reports.comparison import write_comparison
+    from proxy_anchor.reports.tables import write_comparison
 
     configs = comparison_jobs(cfg)
     places = {(loss, seed): folder / loss / f"seed{seed}" for loss, seed in configs}

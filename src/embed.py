@@ -20,7 +20,7 @@ def embed(cfg: DictConfig) -> int:
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.inference.retriever import report_skipped
-    from proxy_anchor.reports.embeddings import write_embeddings
+    from proxy_anchor.reports.tables import write_embeddings
 
     config.check_retrieval(cfg, "embed")
     output, root = Path(config.absolute(cfg.output)), Path(config.absolute(cfg.images))

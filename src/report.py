@@ -1,63 +1,86 @@
-"""Tables of what can be run and of what was: `python src/report.py experiments`, `... comparison runs/NAME`.
-
-`python src/report.py runs=DIR [output=DIR]` sets every finished run below a folder beside the paper's numbers.
-`python src/report.py retrieval=RUN [against=RUN] [choose=random|worst|PATH,PATH] [k=4] [queries=20]` shows queries with their
-neighbours and the recall of each class; `python src/report.py map=RUN [method=tsne|pca|umap] [tile=64] [images=10000]` where
-the searched images lie.
-"""
+"""Tables, figures and pages of finished runs: `python src/report.py runs=runs`; its keys: `--help`, or conf/report.yaml."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy_anchor.cli.experiments import experiment_rows, read_experiments
-from proxy_anchor.errors import UsageError, check_choice
+from omegaconf import DictConfig, OmegaConf
+
+from proxy_anchor.cli import config
+from proxy_anchor.cli import main as entry
+from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from proxy_anchor.data.table import Splits
-    from proxy_anchor.reports.paper_tables import Contract
+    from proxy_anchor.reports.paper import Contract
 
-EXPERIMENTS = Path(__file__).resolve().parent.parent / "conf" / "experiment"
+KINDS = ("runs", "retrieval", "map", "comparison", "noise", "experiments")
+EXPERIMENTS = Path(entry.CONF) / "experiment"
+
+
+def main(cfg: DictConfig) -> None:
+    """Print every report that the command names."""
+    for name in ("queries", "k", "tile", "images"):
+        check_int(name, cfg[name], 1)
+    folder = {name: Path(str(cfg[name])) for name in ("runs", "retrieval", "against", "map", "comparison") if cfg[name]}
+    output = Path(str(cfg.output)) if cfg.output else None
+    made = []
+    if cfg.experiments:
+        made.append(experiments())
+    if cfg.comparison:
+        made.append(comparison(folder["comparison"]))
+    if cfg.noise:
+        made.append(noise([Path(each) for each in _listed(cfg.noise)]))
+    if cfg.runs:
+        made.append(paper(folder["runs"], output or folder["runs"] / "report"))
+    if cfg.retrieval:
+        runs = [folder[each] for each in ("retrieval", "against") if each in folder]
+        made.append(retrieval(runs, output or runs[0] / "report", cfg.choose, cfg.k, cfg.queries))
+    if cfg.map:
+        made.append(embedding_maps(folder["map"], output or folder["map"] / "report", cfg.method, cfg.tile, cfg.images))
+    if not made:
+        raise UsageError(
+            f"a report is needed: add one of {', '.join(f'{each}=' for each in KINDS)} (--help tells more)."
+        )
+    print("\n\n".join(made))
 
 
 def experiments() -> str:
     """The files of conf/experiment, with what the paper reports for them."""
+    from proxy_anchor.cli.experiments import experiment_rows, read_experiments
+
     table = format_table(experiment_rows(read_experiments(EXPERIMENTS)))
     return f"{table}\n\nrun one: python src/train.py experiment=NAME; its contract is at the top of its file in conf/experiment"
 
 
-def comparison(*folders: Path) -> str:
+def comparison(folder: Path) -> str:
     """The finished runs below a folder of compare.py (runs/NAME), with table and curves written anew."""
-    from proxy_anchor.reports.comparison import read_comparison, write_comparison
+    from proxy_anchor.reports.tables import read_comparison, write_comparison
 
-    return "\n\n".join(write_comparison(folder, read_comparison(folder)) for folder in folders)
+    return write_comparison(folder, read_comparison(folder))
 
 
-def noise(*folders: Path) -> str:
+def noise(folders: Sequence[Path]) -> str:
     """Recall@K of each loss by its share of wrong training labels, over several folders of compare.py."""
-    from proxy_anchor.reports.comparison import noise_rows, read_comparison
+    from proxy_anchor.reports.tables import noise_rows, read_comparison
 
     return format_table(noise_rows([read_comparison(folder) for folder in folders]))
 
 
-def paper(runs: Path, output: Path | None = None) -> str:
-    """Every finished run below a folder in the paper's tables and figures, written to DIR/report unless output says else."""
+def paper(runs: Path, output: Path) -> str:
+    """Every finished run below a folder in the paper's tables and figures."""
     from proxy_anchor.reports.figures import write_figures
-    from proxy_anchor.reports.paper_tables import paper_tables, write_paper_tables
+    from proxy_anchor.reports.paper import paper_tables, write_paper_tables
     from proxy_anchor.reports.runs import read_runs
 
     left_out: list[str] = []
     found = read_runs(runs, left_out)
-    output = runs / "report" if output is None else output
-    tables = paper_tables(found, contracts({run.dataset for run in found}))
-    text = write_paper_tables(output, tables)
+    text = write_paper_tables(output, paper_tables(found, contracts({run.dataset for run in found})))
     figures = write_figures(output, found)
     notes = "".join(f"\nleft out: {line}" for line in left_out)
     return f"{text}{notes}\nall K: {output / 'tables.md'}, .tex, .csv; figures (.svg, .png): {', '.join(figures)}"
@@ -65,106 +88,74 @@ def paper(runs: Path, output: Path | None = None) -> str:
 
 def contracts(datasets: set[str]) -> list[Contract]:
     """What conf/experiment says about the rows of these data sets: each job whose number the paper prints."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
+    from hydra import compose
 
-    from proxy_anchor.cli import main as entry
-    from proxy_anchor.reports.paper_tables import Contract
+    from proxy_anchor.cli.experiments import read_experiments
+    from proxy_anchor.reports.paper import Contract
 
-    entry.register_plugins()
     found = []
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        for each in read_experiments(EXPERIMENTS):
-            for expected in each.expect if each.labels and each.dataset in datasets else ():
-                cfg = compose("train", [f"experiment={each.name}", *expected.overrides])
-                config: Any = OmegaConf.to_container(cfg, resolve=True)
-                found.append(Contract(each.name, tuple(each.labels), config))
+    for each in read_experiments(EXPERIMENTS):
+        for expected in each.expect if each.labels and each.dataset in datasets else ():
+            cfg = compose("train", [f"experiment={each.name}", *expected.overrides])
+            contract: Any = OmegaConf.to_container(cfg, resolve=True)
+            found.append(Contract(each.name, tuple(each.labels), contract))
     return found
 
 
-REPORTS: dict[str, Callable[..., str]] = {"experiments": experiments, "comparison": comparison, "noise": noise}
+def retrieval(runs: Sequence[Path], output: Path, choose: Any, k: int, queries: int) -> str:
+    """Queries of a finished run with their neighbours, in parallel to another run's, and recall by class."""
+    from proxy_anchor.reports.figures import class_recall_chart, save_figure
+    from proxy_anchor.reports.gallery import class_recall, select_queries, side_by_side, write_class_recall
+    from proxy_anchor.reports.pages import write_retrieval_page
 
-
-def retrieval(
-    run: Path,
-    output: Path | None,
-    against: Path | None = None,
-    choose: str = "random",
-    k: str = "4",
-    queries: str = "20",
-) -> str:
-    """Queries of a finished run with their neighbours, beside another run's, and recall by class; below RUN/report."""
-    from proxy_anchor.reports.curves import save_figure
-    from proxy_anchor.reports.figures import class_recall_chart
-    from proxy_anchor.reports.retrieval_page import (
-        class_recall,
-        select_queries,
-        side_by_side,
-        worst_of_classes,
-        write_class_recall,
-        write_retrieval_page,
-    )
-
-    neighbours, count = _whole("k", k), _whole("queries", queries)
-    if against is not None and against.resolve() == run.resolve():
-        raise UsageError(f"against={against} is the run itself: expected another run's folder.")
-    output = output or run / "report"
-    splits, models = _searched([run] if against is None else [run, against])
-    embeddings = next(iter(models.values()))
-    paths = [] if choose in ("random", "worst") else choose.split(",")
-    rows = select_queries(splits, embeddings, "path" if paths else choose, count=count, paths=paths)
-    side_by_side(splits, models, rows, k=neighbours).save(_made(output) / "retrieval.png")
-    write_retrieval_page(output / "retrieval.html", splits, models, rows, k=neighbours)
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UsageError(f"against={runs[1]} is the run itself: expected another run's folder.")
+    splits, models = _searched(runs)
+    paths = [] if choose in ("random", "worst") else _listed(choose)
+    rows = select_queries(splits, models[str(runs[0])], "path" if paths else choose, count=queries, paths=paths)
+    output.mkdir(parents=True, exist_ok=True)
+    side_by_side(splits, models, rows, k=k).save(output / "retrieval.png")
+    write_retrieval_page(output / "retrieval.html", splits, models, rows, k=k)
     recalls = {name: class_recall(splits, each) for name, each in models.items()}
     write_class_recall(output / "class_recall.csv", splits, recalls)
-    recall = next(iter(recalls.values()))
-    worst = sorted(recall, key=lambda name: (recall[name], name))[:20]
-    chart = class_recall_chart(recall, worst=20, queries=worst_of_classes(splits, embeddings, worst))
-    save_figure(chart, output / "class_recall")
-    listed = ", ".join(f"{name} {100 * recall[name]:.1f}" for name in worst[:5])
+    recall = recalls[str(runs[0])]
+    save_figure(class_recall_chart(recall), output / "class_recall")
+    worst = sorted(recall, key=lambda name: (recall[name], name))[:5]
+    listed = ", ".join(f"{name} {100 * recall[name]:.1f}" for name in worst)
     return f"worst classes, Recall@1: {listed}\nwritten to {output}: retrieval.html, retrieval.png, class_recall.svg, .png, .csv"
 
 
-def embedding_maps(
-    run: Path, output: Path | None, method: str = "tsne", tile: str = "64", images: str = "10000"
-) -> str:
-    """Map of the searched images of a finished run: thumbnails on a square grid, and points by class; below RUN/report."""
+def embedding_maps(run: Path, output: Path, method: str, tile: int, images: int) -> str:
+    """Map of the searched images of a finished run: thumbnails on a square grid, and points by class."""
     import numpy as np
 
-    from proxy_anchor.reports.curves import save_figure
+    from proxy_anchor.reports.figures import save_figure
     from proxy_anchor.reports.grid import grid_picture, scatter, snap_to_grid
     from proxy_anchor.retrieval.embedding_map import METHODS, embedding_map
 
     check_choice("method", method, METHODS)
-    side, count = _whole("tile", tile), _whole("images", images)
-    output = output or run / "report"
     splits, models = _searched([run])
-    [parts] = models.values()
-    table, embeddings = splits.gallery or splits.query, parts[-1]
-    chosen = np.sort(np.random.default_rng(0).permutation(len(table))[:count])
+    table, embeddings = splits.gallery or splits.query, models[str(run)][-1]
+    chosen = np.sort(np.random.default_rng(0).permutation(len(table))[:images])
     places = embedding_map(embeddings[chosen], method=method)
     paths = [table.paths[row] for row in chosen]
-    grid_picture(paths, snap_to_grid(places), tile=side).save(_made(output) / "map.png")
+    output.mkdir(parents=True, exist_ok=True)
+    grid_picture(paths, snap_to_grid(places), tile=tile).save(output / "map.png")
     save_figure(scatter(places, table.labels[chosen], table.classes), output / "map_classes")
     return f"{len(chosen)} of {len(table)} images; written to {output}: map.png, map_classes.svg, .png"
 
 
 def _searched(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]:
     """The searched images of the first run, embedded by the network of each: [query] or [query, gallery]."""
-    from omegaconf import OmegaConf
-
-    from proxy_anchor.cli import config as settings
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.reports.runs import CONFIG_FILE
-    from proxy_anchor.utils import keep_freed_memory
 
     for folder in folders:
         if not (folder / CONFIG_FILE).is_file():
             raise UsageError(f"{folder} is no run folder: expected {CONFIG_FILE} and best.ckpt in it.")
-    keep_freed_memory()
     cfg: Any = OmegaConf.load(folders[0] / CONFIG_FILE)
-    splits = settings.load_splits(cfg, training=False)
+    splits = config.load_splits(cfg, training=False)
     tables = [splits.query] if splits.gallery is None else [splits.query, splits.gallery]
     models = {}
     for folder in folders:
@@ -176,69 +167,10 @@ def _searched(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
     return splits, models
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _whole(name: str, value: str) -> int:
-    if not value.isdecimal() or not int(value):
-        raise UsageError(f"{name}={value}: expected a whole number of at least 1.")
-    return int(value)
-
-
-_FOLDERS = ("runs", "retrieval", "map", "output", "against")
-_OPTIONS = {
-    "runs": ("output",),
-    "retrieval": ("output", "against", "choose", "k", "queries"),
-    "map": ("output", "method", "tile", "images"),
-}
-
-
-def _from_pairs(arguments: Sequence[str]) -> str:
-    """`runs=DIR`, `retrieval=RUN` or `map=RUN` and its options, as the other entries take their arguments."""
-    given: dict[str, Any] = {}
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if not given:
-            check_choice("argument", key, _OPTIONS)
-            report = key
-        else:
-            check_choice("argument", key, _OPTIONS[report])
-        if not value:
-            raise UsageError(f"{key}=: expected a value, for example {report}=runs.")
-        given[key] = Path(value) if key in _FOLDERS else value
-    folder, output = given.pop(report), given.pop("output", None)
-    if report == "runs":
-        return paper(folder, output)
-    return retrieval(folder, output, **given) if report == "retrieval" else embedding_maps(folder, output, **given)
-
-
-def main() -> None:
-    """Print the report that the command line names."""
-    if any("=" in argument and not argument.startswith("-") for argument in sys.argv[1:2]):
-        try:
-            print(_from_pairs(sys.argv[1:]))
-        except (UsageError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        return
-    parser = argparse.ArgumentParser(prog="report.py", description=__doc__)
-    parser.add_argument(
-        "report", choices=REPORTS, help="; ".join(f"{name}: {f.__doc__}" for name, f in REPORTS.items())
-    )
-    parser.add_argument("folders", nargs="*", type=Path, help="of compare.py, where the report is about them")
-    arguments = parser.parse_args()
-    try:
-        if bool(arguments.folders) == (arguments.report == "experiments"):
-            raise UsageError(
-                f"{arguments.report} takes {'no' if arguments.folders else 'at least one'} folder of compare.py."
-            )
-        print(REPORTS[arguments.report](*arguments.folders))
-    except (UsageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+def _listed(value: Any) -> list[str]:
+    """One name is a list of one."""
+    return [value] if isinstance(value, str) else list(value)
 
 
 if __name__ == "__main__":
-    main()
+    entry.run(main, "report")

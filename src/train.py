@@ -31,8 +31,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from proxy_anchor.cli.failures import explained
     from proxy_anchor.data.bad_images import naming_all_unusable
     from proxy_anchor.data.datamodule import ImageDataModule
-    from proxy_anchor.reports.finish import finish_run
-    from proxy_anchor.reports.run import make_result
+    from proxy_anchor.reports.run import finish_run, make_result
     from proxy_anchor.training.callbacks.checkpoint import BackgroundWriter
     from proxy_anchor.training.callbacks.health import Health
     from proxy_anchor.training.callbacks.memory import PeakMemory, reset_peak_memory

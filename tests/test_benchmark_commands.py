@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,35 +23,42 @@ def common(monkeypatch: pytest.MonkeyPatch):
     return pytest.importorskip("common")
 
 
-def run_benchmark(script: str, *arguments: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / script), *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+@pytest.fixture
+def run(common, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> Callable[..., str]:
+    """run("loss.py", "--quick") is what `python benchmarks/loss.py --quick` prints in an empty folder, in this process."""
+
+    def run_benchmark(script: str, *arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(FOLDER / script), *arguments])
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as stop:  # --help
+            if stop.code:
+                raise
+        return capsys.readouterr().out
+
+    return run_benchmark
 
 
-def test_loss_prints_a_table_and_records_its_rows(tmp_path: Path) -> None:
+def rows_of(folder: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / "results" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_loss_prints_a_table_and_records_its_rows(run, tmp_path: Path) -> None:
     arguments = ("--quick", "--device", "cpu", "--output", "results")
-    output = run_benchmark("loss.py", *arguments, cwd=tmp_path)
+    output = run("loss.py", *arguments)
     for name in ("bare product", "ours", "ours, compiled", "released code's form"):
         assert len(re.findall(rf"^ +\d+ .* {name} ", output, re.M)) == 2, name  # two numbers of classes
 
-    record = tmp_path / "results" / "loss.jsonl"
-    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    rows = rows_of(tmp_path, "loss")
     assert {"classes", "loss", "time_ratio", "memory_ratio", "date", "commit", "device", "versions"} <= set(rows[0])
     for row in rows:
         if row["loss"] == "bare product":
             assert row["time_ratio"] == 1
         else:
             assert row["error_ppm"] < 20, row["loss"]  # the peers compute the same loss
-    run_benchmark("loss.py", *arguments, cwd=tmp_path)
-    assert len(record.read_text().splitlines()) == 2 * len(rows)  # added to, not replaced
+    run("loss.py", *arguments)
+    assert len(rows_of(tmp_path, "loss")) == 2 * len(rows)  # added to, not replaced
 
 
 def test_rounds_are_interleaved(common) -> None:
@@ -65,26 +73,27 @@ def test_ratio_is_taken_within_each_round(common) -> None:
     assert common.median_ratio([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == 2.0
 
 
-def test_search_compares_engines_that_agree(tmp_path: Path) -> None:
-    output = run_benchmark("search.py", "--quick", "--device", "cpu", "--output", "results", cwd=tmp_path)
+def test_search_compares_engines_that_agree(run, tmp_path: Path) -> None:
+    output = run("search.py", "--quick", "--device", "cpu", "--output", "results")
     assert re.search(r"bare product +\d+\.\d+ +1\.00", output)
-    rows = [json.loads(line) for line in (tmp_path / "results" / "search.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path, "search")
     assert {"bare product", "torch"} <= {row["engine"] for row in rows}
 
 
-def test_startup_times_commands(tmp_path: Path) -> None:
-    run_benchmark("startup.py", "--quick", "--output", "results", cwd=tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "results" / "startup.jsonl").read_text().splitlines()]
+def test_startup_times_commands(run, tmp_path: Path) -> None:
+    run("startup.py", "--quick", "--output", "results")
+    rows = rows_of(tmp_path, "startup")
     assert [row["command"] for row in rows] == ["import torch", "import proxy_anchor", "train.py --help"]
     assert rows[1]["seconds"] < rows[0]["seconds"]  # the package imports nothing heavy before it is used
 
 
-def test_a_start_is_taken_apart_with_an_empty_and_a_filled_cache(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_start_is_taken_apart_with_an_empty_and_a_filled_cache(run, tmp_path: Path) -> None:
     arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
-    run_benchmark("fast_start.py", *arguments, f"+output={tmp_path / 'results'}", cwd=tmp_path)
+    run("fast_start.py", *arguments, f"+output={tmp_path / 'results'}")
     assert (tmp_path / "data").is_dir()  # overrides are relative to where the command was given
     assert not (tmp_path / "runs").exists()
-    rows = [json.loads(line) for line in (tmp_path / "results" / "fast_start.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path, "fast_start")
     assert [row["compiler_cache"] for row in rows] == ["empty", "filled"]
     for row in rows:
         parts = [row[name] for name in ("images_s", "first_eval_s", "compile_s", "other_s")]
@@ -94,32 +103,32 @@ def test_a_start_is_taken_apart_with_an_empty_and_a_filled_cache(tmp_path: Path)
 
 
 @pytest.mark.parametrize("script", ["fast_start.py", "throughput.py"])
-def test_help_of_those_that_take_overrides_says_what_they_do(script: str, tmp_path: Path) -> None:
-    assert f"python benchmarks/{script} dataset=cars" in run_benchmark(script, "--help", cwd=tmp_path)
+def test_help_of_those_that_take_overrides_says_what_they_do(script: str, run, tmp_path: Path) -> None:
+    assert f"python benchmarks/{script} dataset=cars" in run(script, "--help")
 
 
-def test_throughput_is_a_share_of_the_network_alone(tmp_path: Path) -> None:
+def test_throughput_is_a_share_of_the_network_alone(run, tmp_path: Path) -> None:
     arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
-    output = run_benchmark("throughput.py", *arguments, f"+output={tmp_path / 'results'}", cwd=tmp_path)
-    [row] = [json.loads(line) for line in (tmp_path / "results" / "throughput.jsonl").read_text().splitlines()]
+    output = run("throughput.py", *arguments, f"+output={tmp_path / 'results'}")
+    [row] = rows_of(tmp_path, "throughput")
     assert row["loading"] == "cpu/none"
     assert row["train_share"] == pytest.approx(row["train_per_s"] / row["train_ceiling"])
     assert "train_share" in output
 
 
 @pytest.mark.slow
-def test_allocator_compares_two_processes(tmp_path: Path) -> None:
+def test_allocator_compares_two_processes(run, tmp_path: Path) -> None:
     arguments = ("--quick", "--backbone", "test_resnet", "--output", "results")
-    run_benchmark("allocator.py", *arguments, cwd=tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "results" / "allocator.jsonl").read_text().splitlines()]
+    run("allocator.py", *arguments)
+    rows = rows_of(tmp_path, "allocator")
     assert [row["direction"] for row in rows] == ["evaluating", "training"]
     assert all(row["speed_up"] > 0 for row in rows)
 
 
-def test_the_made_up_set_is_read_as_sop(tmp_path: Path) -> None:
+def test_the_made_up_set_is_read_as_sop(run, tmp_path: Path) -> None:
     from proxy_anchor.data.benchmarks.sop import load_sop
 
-    run_benchmark("made_up_sop.py", "set", "--different", "3", "--share", "0.001", "--size", "40", "30", cwd=tmp_path)
+    run("made_up_sop.py", "set", "--different", "3", "--share", "0.001", "--size", "40", "30")
     splits = load_sop(tmp_path / "set", allow_partial=True)
     assert (len(splits.train), splits.train.num_classes, len(splits.query), splits.query.num_classes) == (
         60,
@@ -129,12 +138,13 @@ def test_the_made_up_set_is_read_as_sop(tmp_path: Path) -> None:
     )
 
 
-def test_devices_are_compared_with_one(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_devices_are_compared_with_one(run, tmp_path: Path) -> None:
     tiny = [*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv"]
-    run_benchmark("devices.py", "--output", "results", "--keep", "gpu", "--devices", "1", "2", *tiny, cwd=tmp_path)
+    run("devices.py", "--output", "results", "--keep", "gpu", "--devices", "1", "2", *tiny)
     assert (tmp_path / "data").is_dir()  # overrides are relative to where the command was given
     assert not (tmp_path / "runs").exists()
-    rows = [json.loads(line) for line in (tmp_path / "results" / "devices.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path, "devices")
     assert [(row["devices"], row["kept"], row["batch"]) for row in rows] == [
         (1, "-", 16),
         (2, "gpu", 32),
@@ -145,11 +155,11 @@ def test_devices_are_compared_with_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_checks_each_network_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_compiled_checks_each_network_in_a_process_of_its_own(run, tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler on a CPU")
-    run_benchmark("compiled.py", "--quick", "--device", "cpu", "--output", "results", "--jobs", "2", cwd=tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "results" / "compiled.jsonl").read_text().splitlines()]
+    run("compiled.py", "--quick", "--device", "cpu", "--output", "results", "--jobs", "2")
+    rows = rows_of(tmp_path, "compiled")
     assert [(row["network"], row["batch_norm"]) for row in rows] == [
         ("test_resnet", "train"),
         ("test_resnet", "frozen_statistics"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -19,47 +17,21 @@ def complexity(monkeypatch):
     return pytest.importorskip("complexity")
 
 
-def test_complexity_quick(tmp_path):
-    done = subprocess.run(
-        [
-            *[
-                sys.executable,
-                str(BENCHMARKS / "complexity.py"),
-                "--quick",
-                "--device",
-                "cpu",
-                "--output",
-                str(tmp_path),
-            ],
-            *["--losses", "proxy_anchor", "soft_triple", "triplet"],
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_complexity_quick(complexity, tmp_path, monkeypatch, capsys):
+    arguments = ["--quick", "--device", "cpu", "--output", str(tmp_path), "--losses"]
+    monkeypatch.setattr("sys.argv", ["complexity.py", *arguments, "proxy_anchor", "soft_triple", "triplet"])
+    complexity.main()
     rows = [json.loads(line) for line in (tmp_path / "complexity.jsonl").read_text().splitlines()]
     assert len(rows) == 3 * 2 * 3 + 2  # three axes for all, proxies for one
     assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 and row["commit"] for row in rows)
     for axis in ("images", "batch", "classes", "proxies"):
         for suffix in ("svg", "png"):
             assert (tmp_path / f"complexity_{axis}.{suffix}").stat().st_size > 1000
-    assert "O(M³/B²)" in done.stdout
-
-
-def test_complexity_refuses_an_unknown_loss(tmp_path):
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "complexity.py"),
-        "--quick",
-        "--losses",
-        "triplett",
-        "--output",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "--losses triplett: choose from arcface" in done.stderr
+    assert "O(M³/B²)" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["complexity.py", *arguments, "triplett"])
+    with pytest.raises(SystemExit):
+        complexity.main()
+    assert "--losses triplett: choose from arcface" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("axis", ["images", "batch", "classes", "proxies"])
@@ -97,23 +69,3 @@ def test_memory_without_torchs_own_count(complexity):
     assert complexity.peak_memory(backward, device) == pytest.approx(
         2_000_000, abs=100
     )  # what exp keeps, and one gradient
-
-
-def test_the_table_of_the_documents_is_what_the_record_holds(complexity):
-    record = REPOSITORY / "benchmarks" / "results" / "complexity.jsonl"
-    points = [json.loads(line) for line in record.read_text().splitlines()]
-    found = {
-        (row["loss"], axis): row
-        for axis in complexity.SIZES
-        for row in complexity.summarise(axis, [each for each in points if each["axis"] == axis])
-    }
-    document = (REPOSITORY / "docs" / "losses.md").read_text()
-    columns = [("images", "time"), ("batch", "time"), ("batch", "memory"), ("classes", "time"), ("classes", "memory")]
-    for loss in complexity.LOSSES:
-        [line] = [
-            each
-            for each in document.splitlines()
-            if each.startswith(f"| `{loss}` | {complexity.PAPER.get(loss, '-')} |")
-        ]
-        cells = [cell.split("(")[0].strip() for cell in line.strip("|").split("|")][2:]
-        assert [float(cell) for cell in cells] == [float(found[loss, axis][what]) for axis, what in columns]

@@ -14,7 +14,6 @@ import zipfile
 from pathlib import Path
 
 import lookalikes as look
-import numpy as np
 import pytest
 from commands import run_entry, run_ok
 
@@ -22,8 +21,6 @@ from proxy_anchor.data import prepare as module
 from proxy_anchor.data.benchmarks.cars import load_cars
 from proxy_anchor.data.benchmarks.cub import load_cub
 from proxy_anchor.data.benchmarks.inshop import load_inshop
-from proxy_anchor.data.benchmarks.sop import load_sop
-from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.prepare import prepare
 from proxy_anchor.errors import UsageError
 
@@ -49,11 +46,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         server.seen.append(self.headers.get("Range", ""))
         name = self.path.partition("?")[0]
-        if name == "/moved.tgz":
-            self.send_response(302)
-            self.send_header("Location", "/CUB_200_2011.tgz")
-            self.end_headers()
-            return
         if name not in server.files:
             self.send_error(404)
             return
@@ -112,7 +104,7 @@ def partial(load):
 
 
 def make(root, *archives, load=load_cub, **named):
-    return prepare(root, [str(each) for each in archives], load=partial(load), progress=False, **named)
+    return prepare(root, [str(each) for each in archives], load=partial(load), **named)
 
 
 def refused(root, *archives, **named) -> str:
@@ -129,6 +121,13 @@ def refused(root, *archives, **named) -> str:
 @pytest.fixture
 def cub(tmp_path_factory):
     return look.make_cub(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """Small pieces, and no waiting before a connection is tried again."""
+    monkeypatch.setattr(module, "_CHUNK", 500)
+    monkeypatch.setattr("pooch.core.time.sleep", lambda _: None)
 
 
 @pytest.fixture
@@ -156,30 +155,15 @@ def test_every_kind_of_archive(mode, cub, root, tmp_path):
 
 def test_cars_in_two_archives_and_single_files(tmp_path, root):
     source = look.make_cars_two_folders(tmp_path / "source")
-    for part in ("cars_train", "cars_test", "devkit"):
-        (tmp_path / f"{part}_.tgz").write_bytes(pack_tar(source, only=part))
     archives = [tmp_path / f"{part}_.tgz" for part in ("cars_train", "cars_test", "devkit")]
+    for archive in archives:
+        archive.write_bytes(pack_tar(source, only=archive.stem.rstrip("_")))
     message = refused(root, *archives, load=load_cars)
     assert "holds no classes" in message
     assert "unpacking" not in message
     labels = source / "cars_test_annos_withlabels.mat"
     splits = make(root, *archives, labels, load=load_cars, verify_checksum=False)
     assert (len(splits.train), len(splits.query)) == (12, 10)
-
-
-def test_inshop_and_sop_zips(tmp_path, root):
-    source = look.make_inshop(tmp_path / "inshop")
-    (tmp_path / "img.zip").write_bytes(pack_zip(source, only="img"))
-    splits = make(root, tmp_path / "img.zip", source / "Eval" / "list_eval_partition.txt", load=load_inshop)
-    assert len(splits.gallery) == 5
-    (tmp_path / "sop.zip").write_bytes(pack_zip(look.make_sop(tmp_path / "sop")))
-    assert len(make(root.with_name("sop"), tmp_path / "sop.zip", load=load_sop).query) == 10
-
-
-def test_ones_own_folder(tmp_path, root):
-    (tmp_path / "mine.zip").write_bytes(pack_zip(look.make_folder(tmp_path / "mine")))
-    splits = prepare(root, [str(tmp_path / "mine.zip")], load=load_folder, progress=False)
-    assert splits.train.num_classes + splits.query.num_classes == 4
 
 
 # Fetching
@@ -198,48 +182,39 @@ def test_fetched_and_a_second_run_does_nothing(server, cub, root, capsys):
 
 @pytest.mark.parametrize("validator", ["ETag", "Last-Modified"])
 def test_a_connection_that_breaks_is_continued_at_once(server, cub, root, validator):
-    content = server.files["/CUB.tgz"] = pack_tar(cub)
+    server.files["/CUB.tgz"] = pack_tar(cub)
     server.validator = validator
     server.cuts = [1000, 1500, 0]
     assert len(make(root, f"{server.url}/CUB.tgz").train) == 12
     assert server.seen == ["", "bytes=1000-", "bytes=2500-", "bytes=2500-"]
-    assert len(content) > 2500
+
+
+def broken_off(server, root, content: bytes, cut: int) -> str:
+    """What is said of a download that ends after `cut` bytes, whatever is tried."""
+    server.files["/CUB.tgz"] = content
+    server.cuts = [cut] + [0] * module.RETRIES
+    message = refused(root, f"{server.url}/CUB.tgz")
+    server.seen.clear()
+    return message
 
 
 def test_the_next_run_continues(server, cub, root):
-    server.files["/CUB.tgz"] = pack_tar(cub)
-    server.cuts = [3000] + [0] * module.CONNECTIONS
-    message = refused(root, f"{server.url}/CUB.tgz")
-    assert "the connection ended after 3,000 of" in message
-    assert "Run the same command again to continue" in message
-    server.seen.clear()
+    message = broken_off(server, root, pack_tar(cub), 3000)
+    assert "; 3,000 bytes are here. Run the same command again to continue" in message
     assert len(make(root, f"{server.url}/CUB.tgz").train) == 12
     assert server.seen == ["bytes=3000-"]
 
 
-def test_a_changed_file_is_not_glued_to_the_old_one(server, cub, root):
-    server.files["/CUB.tgz"] = b"x" * 5000
-    server.cuts = [3000] + [0] * module.CONNECTIONS
-    refused(root, f"{server.url}/CUB.tgz")
-    server.files["/CUB.tgz"] = pack_tar(cub)
-    assert len(make(root, f"{server.url}/CUB.tgz").train) == 12
-
-
-@pytest.mark.parametrize("change", ["ranges", "validator"])
-def test_a_server_that_cannot_continue_is_begun_anew(server, cub, root, change):
-    server.files["/CUB.tgz"] = pack_tar(cub)
-    setattr(server, change, False if change == "ranges" else "")
-    server.cuts = [3000]
-    assert len(make(root, f"{server.url}/CUB.tgz").train) == 12
-    assert len(server.seen) == 2
-
-
-def test_more_bytes_here_than_there(server, cub, root):
-    server.files["/CUB.tgz"] = pack_tar(cub)
-    server.cuts = [len(server.files["/CUB.tgz"]) - 1] + [0] * module.CONNECTIONS
-    refused(root, f"{server.url}/CUB.tgz")
-    [part] = root.parent.rglob("*.part")
-    part.write_bytes(part.read_bytes() + b"more")
+@pytest.mark.parametrize("change", ["another file", "more bytes here than there", "no ranges", "no validator"])
+def test_what_cannot_be_continued_is_begun_anew(server, cub, root, change):
+    content = pack_tar(cub)
+    server.validator = "" if change == "no validator" else server.validator
+    broken_off(server, root, b"x" * 5000 if change == "another file" else content, 3000)
+    server.files["/CUB.tgz"] = content
+    server.ranges = change != "no ranges"
+    if change == "more bytes here than there":
+        [part] = root.parent.rglob("*.part")
+        part.write_bytes(content + b"more")
     assert len(make(root, f"{server.url}/CUB.tgz").train) == 12
 
 
@@ -250,16 +225,15 @@ def test_two_files_of_one_name(server, tmp_path, root):
     assert len(make(root, f"{server.url}/1/download", f"{server.url}/2/download", load=load_inshop).train) == 12
 
 
-def test_network_errors_are_one_line(server, root):
-    assert "cannot be fetched (404 Not Found): check the address" in refused(root, f"{server.url}/no.tgz")
+def test_what_cannot_be_fetched_is_one_line(server, root):
+    assert "404 Not Found: check the address" in refused(root, f"{server.url}/no.tgz")
     assert "Connection refused" in refused(root, "http://127.0.0.1:1/x.tgz")
-    assert "cannot be fetched" in refused(root, "http://no.such.host.invalid/x.tgz")
-    assert "ftp is not supported" in refused(root, "ftp://host/x.tgz")
+    assert "no such file; pass a file or an http(s) address" in refused(root, "ftp://host/x.tgz")
     assert "no such file" in refused(root, root.with_name("x.tgz"))
     assert "names no archive" in refused(root)
     server.files["/page"] = b"<!DOCTYPE html><title>Sign in</title>"
-    assert "it is a web page" in refused(root, f"{server.url}/page")
-    assert not list(root.parent.rglob("page"))  # or the next run would meet it again
+    assert "perhaps a web page" in refused(root, f"{server.url}/page")
+    assert not any(path.is_file() for path in root.parent.rglob("page"))  # or the next run would meet it again
 
 
 # Verifying
@@ -270,22 +244,17 @@ def test_a_published_checksum_is_compared(server, cub, root, monkeypatch):
     url = f"{server.url}/CUB_200_2011.tgz"
     message = refused(root, url)
     assert f"expected MD5 97eceeb196236b17998738112f37df78, found {hashlib.md5(content).hexdigest()}" in message
-    assert not list(root.parent.rglob("*.tgz"))  # or the next run would stumble over it again
+    assert not any(path.is_file() for path in root.parent.rglob("*.tgz"))  # or the next run would meet it again
     assert len(make(root, url, verify_checksum=False).train) == 12
     monkeypatch.setitem(module.PUBLISHED_MD5, "CUB_200_2011.tgz", hashlib.md5(content).hexdigest())
     assert len(make(root.with_name("b"), url).train) == 12
-
-
-def test_published_checksums_look_like_md5():
-    assert all(re.fullmatch("[0-9a-f]{32}", each) for each in module.PUBLISHED_MD5.values())
-    assert len(set(module.PUBLISHED_MD5.values())) == len(module.PUBLISHED_MD5)
 
 
 def test_counts_are_verified_always(tmp_path, cub, root):
     archive = tmp_path / "birds.tgz"
     archive.write_bytes(pack_tar(cub))
     with pytest.raises(UsageError, match=r"expected 5,864 training images .* found 12"):
-        prepare(root, [str(archive)], load=load_cub, progress=False)
+        prepare(root, [str(archive)], load=load_cub)
     assert not root.exists()
 
 
@@ -301,44 +270,11 @@ def test_a_folder_that_holds_something_else_is_left_alone(cub, root, tmp_path):
     assert len(make(root, archive).train) == 12  # an empty folder is no obstacle
 
 
-def test_what_a_killed_run_left_is_cleared(cub, root, tmp_path):
-    archive = tmp_path / "birds.tgz"
-    archive.write_bytes(pack_tar(cub))
-    left = root.with_name(".set.unpacking")
-    left.mkdir(parents=True)
-    (left / "half.jpg").write_bytes(b"x")
-    make(root, archive)
-    assert not left.exists()
-    assert "half.jpg" not in names(root)
-
-
-def test_killed_while_unpacking_leaves_nothing_under_the_name(cub, root, tmp_path, monkeypatch):
-    archive = tmp_path / "birds.tgz"
-    archive.write_bytes(pack_tar(cub))
-    calls = []
-
-    def die(*arguments):
-        calls.append(arguments)
-        assert not root.exists()
-        if len(calls) == 10:
-            raise KeyboardInterrupt
-        return original(*arguments)
-
-    original = module._target
-    monkeypatch.setattr(module, "_target", die)
-    with pytest.raises(KeyboardInterrupt):
-        make(root, archive)
-    assert not root.exists()
-    monkeypatch.undo()
-    assert len(make(root, archive).train) == 12
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 @pytest.mark.parametrize("moment", [1, 10, 25])
-def test_sigkill_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypatch):
+def test_killed_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypatch):
     archive = tmp_path / "birds.tgz"
     archive.write_bytes(pack_tar(cub))
-    original, calls = module._target, []
+    original, calls = module._is_wanted, []
 
     def die(*arguments):
         calls.append(arguments)
@@ -346,7 +282,7 @@ def test_sigkill_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypa
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments)
 
-    monkeypatch.setattr(module, "_target", die)
+    monkeypatch.setattr(module, "_is_wanted", die)
     child = multiprocessing.get_context("fork").Process(target=make, args=(root, archive))
     child.start()
     child.join()
@@ -361,34 +297,11 @@ def test_sigkill_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypa
 # Damaged and hostile archives
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz", "zip"])
-@pytest.mark.parametrize("share", [0.3, 0.9, 0.999])
-def test_truncated_archives(mode, share, cub, root, tmp_path):
-    content = pack_zip(cub) if mode == "zip" else pack_tar(cub, mode=mode).rstrip(b"\0" if mode == "w" else b"")
-    archive = tmp_path / "birds.archive"
-    archive.write_bytes(content[: int(len(content) * share)])
-    message = refused(root, archive)
-    assert "is damaged or cut off" in message or "does not hold" in message
-
-
-def test_a_flipped_byte_is_noticed(cub, root, tmp_path):
-    for content in (pack_tar(cub), pack_zip(cub)):
-        archive = tmp_path / "birds.archive"
-        broken = bytearray(content)
-        broken[len(broken) // 2] ^= 0x55
-        archive.write_bytes(broken)
-        assert "is damaged or cut off" in refused(root, archive)
-    broken = bytearray(pack_tar(cub))
-    broken[-6] ^= 0x55  # the checksum at the end of a gz file
-    archive.write_bytes(broken)
-    assert "is damaged or cut off" in refused(root, archive)
-
-
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04", b"\x1f\x8b", b"<html></html>", bytes(2000)])
 def test_what_is_no_archive(content, root, tmp_path):
     (tmp_path / "x.tgz").write_bytes(content)
     message = refused(root, tmp_path / "x.tgz")
-    assert "is no archive" in message or "is damaged or cut off" in message
+    assert any(text in message for text in ("is no tar", "is damaged, cut off", "does not hold"))
 
 
 def tar_of(*members: tuple[str, bytes | None, dict]) -> bytes:
@@ -438,115 +351,61 @@ def test_names_that_lead_out_are_refused(kind, name, root, tmp_path):
     assert not Path("/tmp/proxy_anchor_evil").exists()
 
 
-@pytest.mark.parametrize("target", ["/tmp", "../..", "a/../../..", "..\\..", "C:\\"])
-@pytest.mark.parametrize("kind", ["symlink", "hard link", "zip"])
-def test_links_that_lead_out_are_refused(kind, target, root, tmp_path):
-    if kind == "zip":
-        content = zip_of(("a", target.encode(), stat.S_IFLNK | 0o777), ("a/evil", b"evil", stat.S_IFREG | 0o644))
-    else:
-        link = {"type": tarfile.SYMTYPE if kind == "symlink" else tarfile.LNKTYPE, "linkname": target}
-        content = tar_of(("a", None, link), ("a/evil", b"evil", {}))
-    (tmp_path / "x").write_bytes(content)
-    assert "reaches out of its folder" in refused(root, tmp_path / "x")
-    assert not list(tmp_path.rglob("*evil*"))
-
-
-def test_links_inside_are_never_made(cub, root, tmp_path):
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as tar:
-        tar.add(cub, arcname=".")
-        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
-            info = tarfile.TarInfo(f"link{kind.decode()}")
-            info.type, info.linkname = kind, "CUB_200_2011/images.txt"
-            tar.addfile(info)
-    (tmp_path / "x").write_bytes(content.getvalue())
-    make(root, tmp_path / "x")
-    assert not any(path.is_symlink() or path.name.startswith("link") for path in root.rglob("*"))
-
-
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
 def test_devices_are_refused(kind, root, tmp_path):
     (tmp_path / "x").write_bytes(tar_of(("dev", None, {"type": kind})))
-    assert "a device or pipe ('dev')" in refused(root, tmp_path / "x")
+    assert "'dev' is a special file" in refused(root, tmp_path / "x")
 
 
-def test_no_mode_bits_are_taken_over(cub, root, tmp_path):
-    script = cub / "CUB_200_2011" / "run.sh"
-    script.write_text("x")
-    script.chmod(0o4777)
-    (tmp_path / "x").write_bytes(pack_tar(cub))
-    make(root, tmp_path / "x")
-    assert not (root / "CUB_200_2011" / "run.sh").stat().st_mode & 0o7111
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz", "zip"])
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.999])
+def test_truncated_archives(mode, share, cub, root, tmp_path):
+    content = pack_zip(cub) if mode == "zip" else pack_tar(cub, mode=mode).rstrip(b"\0" if mode == "w" else b"")
+    archive = tmp_path / "birds.archive"
+    archive.write_bytes(content[: int(len(content) * share)])
+    message = refused(root, archive)
+    assert any(text in message for text in ("is damaged, cut off", "is no tar", "does not hold"))
 
 
-@pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_bombs_stop_early(kind, root, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "FREE_GROWTH_BYTES", 3 * 2**20)
-    zeros = bytes(10 * 2**20)
-    if kind == "tar":
-        content = tar_of(("bomb", zeros, {}))
+def test_a_flipped_byte_is_noticed(cub, root, tmp_path):
+    archive = tmp_path / "birds.archive"
+    for content, place in ((pack_tar(cub), 0.5), (pack_zip(cub), 0.5), (pack_tar(cub), 1)):
+        broken = bytearray(content)
+        broken[int(len(broken) * place) - 6] ^= 0x55  # the last one: the checksum at the end of a gz file
+        archive.write_bytes(broken)
+        assert "is damaged, cut off" in refused(root, archive)
+
+
+@pytest.mark.parametrize("target", ["/tmp", "../..", "CUB_200_2011/images.txt"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, "zip"])
+def test_links_are_never_made(kind, target, cub, root, tmp_path):
+    content = io.BytesIO(pack_zip(cub) if kind == "zip" else pack_tar(cub, mode="w"))
+    if kind == "zip":
+        with zipfile.ZipFile(content, "a") as packed:
+            info = zipfile.ZipInfo("link")
+            info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+            packed.writestr(info, target)
     else:
-        stream = io.BytesIO()
-        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
-            packed.writestr("bomb", zeros)
-        content = stream.getvalue()
-    (tmp_path / "x").write_bytes(content)
-    assert "grows to more than 3,145,728 bytes" in refused(root, tmp_path / "x")
+        with tarfile.open(fileobj=content, mode="a") as tar:
+            info = tarfile.TarInfo("link")
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+    (tmp_path / "x").write_bytes(content.getvalue())
+    make(root, tmp_path / "x")
+    assert not any(path.is_symlink() or path.name == "link" for path in root.rglob("*"))
 
 
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_header_that_would_fill_the_memory_is_refused(kind, root, tmp_path):
-    (tmp_path / "x").write_bytes(tar_of(("a", bytes(17 * 2**20), {"type": kind})))
-    assert "a header of" in refused(root, tmp_path / "x")
-
-
-def test_too_many_files_are_refused(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_FILES", 3)
-    (tmp_path / "x").write_bytes(tar_of(*((f"{number}", b"", {}) for number in range(5))))
-    assert "holds more than 3 files" in refused(root, tmp_path / "x")
-
-
-def test_encrypted_zip_is_one_line(root, tmp_path):
+def test_encrypted_zip_and_impossible_names_are_one_line(root, tmp_path):
     content = bytearray(zip_of(("img/a.jpg", b"x", 0)))
     for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # set the flag in both headers
         content[content.index(signature) + offset] |= 1
-    (tmp_path / "img_highres.zip").write_bytes(content)
-    message = refused(root, tmp_path / "img_highres.zip", load=load_inshop)
-    assert "img_highres.zip is encrypted" in message
-    assert "img.zip is not" in message
-
-
-def test_a_name_that_no_file_can_have(root, tmp_path):
-    content = tar_of(("a", b"x", {"pax_headers": {"path": "a\0b"}}))
-    (tmp_path / "x").write_bytes(content)
-    assert "cannot be unpacked" in refused(root, tmp_path / "x")
-
-
-def test_random_damage_is_one_line_and_stays_inside(cub, root, tmp_path):
-    random = np.random.default_rng(0)
-    contents = [pack_tar(cub, mode=mode, only="CUB_200_2011/images.txt") for mode in ("w", "w:gz", "w:bz2", "w:xz")]
-    contents += [zip_of(("a/b", bytes(300), 0), ("c", b"x" * 300, 0))] * 2
-    folder = tmp_path / "in" / "out"
-    folder.mkdir(parents=True)
-    refusals = []
-    for _ in range(600):
-        broken = bytearray(contents[random.integers(len(contents))])
-        for position in random.integers(0, len(broken), random.integers(1, 10)):
-            broken[position] = random.integers(256)
-        (tmp_path / "x").write_bytes(broken)
-        try:
-            module._unpack(tmp_path / "x", folder, progress=False)
-        except UsageError as error:
-            refusals.append(str(error))
-    assert len(refusals) > 200
-    assert not any("\n" in message for message in refusals)
-    assert {path.name for path in tmp_path.iterdir()} == {"in", "x"}
-    assert [path.name for path in folder.parent.iterdir()] == ["out"]
-
-
-def test_a_file_where_a_folder_is_needed(root, tmp_path):
-    (tmp_path / "x").write_bytes(tar_of(("a", b"x", {}), ("a/b", b"x", {})))
-    assert "has a file and a folder of one name" in refused(root, tmp_path / "x")
+    for name, archive in {
+        "secret.zip": content,
+        "x": tar_of(("a", b"x", {"pax_headers": {"path": "a\0b"}})),
+        "y": tar_of(("a", b"x", {}), ("a/b", b"x", {})),
+    }.items():
+        (tmp_path / name).write_bytes(archive)
+        assert f"{name} is damaged, cut off or encrypted (" in refused(root, tmp_path / name)
 
 
 def test_a_full_disk_is_one_line(cub, root, tmp_path, monkeypatch):
@@ -555,37 +414,26 @@ def test_a_full_disk_is_one_line(cub, root, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_target", full)
+    monkeypatch.setattr(module, "_is_wanted", full)
     assert "cannot be prepared (No space left on device)" in refused(root, tmp_path / "x")
 
 
 # The command
 
 
-def test_the_command_end_to_end(server, cub, tmp_path):
+def test_the_command(server, cub, tmp_path):
     server.files["/birds.tgz"] = pack_tar(cub)
     arguments = ["dataset=cub", "dataset.root=cub", "dataset.allow_partial=true", f"archive={server.url}/birds.tgz"]
     output = run_ok("prepare.py", *arguments, cwd=tmp_path)
     assert "data: cub, 12 train images of 4 classes" in output
     assert f"ready: {tmp_path / 'cub'}" in output
     assert [path.name for path in tmp_path.iterdir()] == ["cub"]
-    assert "is already complete: nothing to do" in run_ok("prepare.py", *arguments, cwd=tmp_path)
-    assert len(server.seen) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ("archive=x", "dataset is needed: add dataset=NAME, one of: cars, cub"),
-        ("dataset=cub archive=http://h/x?a=b", "two kinds of quotes"),
-        ("dataset=glyphs archive=x", "comes in no archive"),
-        ("dataset=cub", "archive is needed: add archive=..."),
-    ],
-)
-def test_bad_commands_are_one_line(arguments, text, tmp_path):
-    done = run_entry("prepare.py", *arguments.split(), cwd=tmp_path)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert tmp_path.is_dir()  # an empty working directory is not taken for a run folder
-    assert list(tmp_path.iterdir()) == []
+    for wrong, text in {
+        "archive=x": "dataset is needed: add dataset=NAME, one of: cars, cub",
+        "dataset=cub archive=http://h/x?a=b": "two kinds of quotes",
+        "dataset=glyphs archive=x": "comes in no archive",
+    }.items():
+        done = run_entry("prepare.py", *wrong.split(), cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert text in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["cub"]

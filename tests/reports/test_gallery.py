@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from reports.conftest import on_circle
 
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.reports.gallery import retrieval_gallery
@@ -45,11 +46,6 @@ def read(page: Image.Image, row: int, column: int) -> tuple[tuple[int, ...], int
     if number is not None:
         assert centre == shade(number)
     return page.getpixel((left, top)), number
-
-
-def on_circle(*degrees: float) -> torch.Tensor:
-    angles = torch.deg2rad(torch.tensor(degrees, dtype=torch.float64))
-    return torch.stack([angles.cos(), angles.sin()], dim=1).float()
 
 
 def by_query(page: Image.Image, rows: int, k: int) -> dict[int, list[tuple[tuple[int, ...], int | None]]]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commands import compose_train
 from omegaconf import OmegaConf
 from PIL import Image
-from test_retrieval_page import ANGLES, on_circle
+from reports.conftest import ANGLES, on_circle
 
-from proxy_anchor.data.table import Splits, make_tables
-from proxy_anchor.reports.retrieval_page import write_retrieval_page
-from proxy_anchor.reports.run_page import write_run_page
+from proxy_anchor.data.table import Splits
+from proxy_anchor.reports.pages import write_retrieval_page, write_run_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (a test extra)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -66,10 +65,9 @@ def test_run_page(page, tmp_path: Path) -> None:
     assert "batch_size: 120" in page.locator("pre").inner_text()
 
 
-def test_retrieval_page_filters(page, write_images: Callable, tmp_path: Path) -> None:
-    [table] = make_tables(write_images({"a": 2, "b": 2}))
+def test_retrieval_page_filters(page, splits: Splits, tmp_path: Path) -> None:
     models = {"first": [on_circle(*ANGLES)], "second": [on_circle(0, 10, 100, 110)]}
-    write_retrieval_page(tmp_path / "page.html", Splits("made up", table, table), models, [0, 1, 2, 3], k=2)
+    write_retrieval_page(tmp_path / "page.html", splits, models, [0, 1, 2, 3], k=2)
     page.goto((tmp_path / "page.html").as_uri())
     visible = page.locator("section:visible")
     assert visible.count() == 4

@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
+from reports.conftest import ANGLES, on_circle
 
-from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.retrieval_page import (
-    class_recall,
-    select_queries,
-    side_by_side,
-    worst_of_classes,
-    worst_queries,
-    write_retrieval_page,
-)
-
-
-def on_circle(*degrees: float) -> torch.Tensor:
-    angles = torch.deg2rad(torch.tensor(degrees, dtype=torch.float64))
-    return torch.stack([angles.cos(), angles.sin()], dim=1).float()
-
-
-@pytest.fixture
-def splits(write_images: Callable) -> Splits:
-    [table] = make_tables(write_images({"a": 2, "b": 2}))
-    return Splits("made up", table, table)
-
-
-# a at 0 and 10 degrees, b at 25 and 100: each a finds the other, the first b finds an a, the second b the first b.
-ANGLES = (0, 10, 25, 100)
+from proxy_anchor.reports.gallery import class_recall, select_queries, side_by_side, worst_queries
+from proxy_anchor.reports.pages import write_retrieval_page
 
 
 def test_recall_of_each_class(splits):
@@ -59,15 +34,6 @@ def test_choices(splits):
         select_queries(splits, embeddings, "path", paths=["nowhere.png"])
     with pytest.raises(UsageError, match="choose=best is not known"):
         select_queries(splits, embeddings, "best")
-
-
-def test_the_worst_query_of_a_class_with_what_it_found(splits):
-    shown = worst_of_classes(splits, [on_circle(*ANGLES)], ["b", "a"])
-    assert list(shown) == ["b", "a"]
-    for name, (query, found) in {"b": (2, 1), "a": (1, 0)}.items():
-        for picture, row in zip(shown[name], (query, found), strict=True):
-            expected = Image.open(splits.query.paths[row]).resize(picture.size, Image.Resampling.BICUBIC)
-            assert np.abs(np.asarray(picture, float) - np.asarray(expected, float)).mean() < 1
 
 
 def test_two_models_beside_each_other(splits, tmp_path):

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from proxy_anchor import Retriever
-from proxy_anchor.reports.search_page import write_search_page
+from proxy_anchor.reports.pages import write_search_page
 
 
 class Images(HTMLParser):

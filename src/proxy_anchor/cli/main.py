@@ -194,11 +194,12 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
 
 
 def help_text(config_name: str) -> str:
-    """What an entry does, with examples, from its docstring; its keys with their comments, from its file in conf/."""
+    """What an entry does, from its docstring; examples, and its keys with their comments, from its file in conf/."""
     described = (sys.modules["__main__"].__doc__ or "").strip()
-    lines = (Path(CONF) / f"{config_name}.yaml").read_text(encoding="utf-8").partition("\nhydra:\n")[0].splitlines()
-    keys = [line for line in lines if not line.startswith(("  - override hydra/", "  - _self_", "# python src/"))]
-    return "\n".join([described, "", *keys, "", "--cfg job shows them resolved. See also README.md and docs/."])
+    text = (Path(CONF) / f"{config_name}.yaml").read_text(encoding="utf-8").partition("\nhydra:\n")[0]
+    text = re.sub(r"^  - (_self_|override hydra/.*)\n", "", text + "\n", flags=re.M)
+    text = re.sub(r"^defaults:\n(?! )", "", text, flags=re.M)
+    return f"{described}\n\n{text.rstrip()}\n\n--cfg job shows the keys as a command resolves them."
 
 
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:

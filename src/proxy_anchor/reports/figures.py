@@ -1,4 +1,4 @@
-"""The paper's figures from run folders, one function each; `curves.save_figure` writes them. See also `curves`.
+"""The paper's figures from run folders, one function each, which `save_figure` writes.
 
 Every point is the selected epoch's Recall@K in percent: the mean over the runs that differ in nothing but the seed, with a
 bar of one standard deviation where there are several.
@@ -7,19 +7,18 @@ bar of one standard deviation where there are several.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+from matplotlib.ticker import MaxNLocator
 
-from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.comparison import Spread
-from proxy_anchor.reports.curves import COLOURS, recall_curves, save_figure
+from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.reports.runs import (
     Run,
     backbone_abbreviation,
@@ -30,7 +29,12 @@ from proxy_anchor.reports.runs import (
     settings,
     told_apart,
 )
+from proxy_anchor.reports.tables import Spread
 
+# Okabe and Ito's colours stay apart for every kind of colour vision; the line's form tells them apart in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+_FORMS = ("-", "--", "-.", ":")
+_LABELS = {"epoch": "epoch", "seconds": "training time in seconds (evaluation not counted)"}
 DIMENSION, BATCH_SIZE, IMAGE_SIZE = "embedding_dim", "data.batch_size", "dataset.images.crop"
 # The side to which an image is resized goes with the crop that is taken of it.
 _FOLLOWS = {IMAGE_SIZE: ("dataset.images.resize", "dataset.load.image_size")}
@@ -76,7 +80,7 @@ def _recall_by(runs: Sequence[Run], key: str, label: str, *, k: int) -> Figure:
     series = _series(runs, key, k)
     if not series:
         raise UsageError(f"no two of these runs differ in {key} alone: there is nothing to draw.")
-    figure, axes = _empty()
+    figure, axes = empty_figure()
     for index, (name, spreads) in enumerate(series.items()):
         x = list(spreads)
         axes.errorbar(
@@ -121,7 +125,7 @@ def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
     grid = np.full((len(deltas), len(alphas)), np.nan)
     for (alpha, delta), values in found.items():
         grid[deltas.index(delta), alphas.index(alpha)] = mean(values)
-    figure, axes = _empty()
+    figure, axes = empty_figure()
     image = axes.imshow(
         grid, cmap="cividis", origin="lower", aspect="auto"
     )  # even in lightness, for every kind of colour vision
@@ -137,37 +141,14 @@ def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
     return figure
 
 
-def class_recall_chart(
-    recall: Mapping[str, float],
-    *,
-    worst: int = 20,
-    k: int = 1,
-    queries: Mapping[str, Sequence[Image.Image]] | None = None,
-) -> Figure:
-    """The worst classes by name as bars, beside all classes in order. recall: {class: Recall@k of its queries, in [0, 1]}.
-
-    queries: {class: (its worst query, what that found first)}, shown beside the bars; None: not shown.
-    """
+def class_recall_chart(recall: Mapping[str, float], *, worst: int = 20, k: int = 1) -> Figure:
+    """The worst classes by name as bars, beside all classes in order. recall: {class: Recall@k of its queries, in [0, 1]}."""
     ordered = sorted(recall.items(), key=lambda each: (each[1], each[0]))
-    line = 0.24 if queries is None else 0.4
-    figure = Figure(figsize=(9, 0.6 + line * max(12, min(worst, len(ordered)))), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, middle, right = figure.subplots(1, 3, width_ratios=[3, 0.01 if queries is None else 0.75, 3])
     names, values = zip(*reversed(ordered[:worst]), strict=True)
-    # Few classes leave room below them: a row keeps its height, and a picture its shape.
-    lowest = min(0, len(names) - 12) - 0.6
+    figure, (left, right) = empty_figure(9, 0.6 + 0.24 * max(12, len(names)), columns=2)
     left.barh(range(len(names)), [100 * value for value in values], color=COLOURS[1])
-    shown = [name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}" for name in names]
-    left.set_yticks(range(len(names)), shown, fontsize="small")
-    left.set(
-        xlabel=f"Recall@{k} (%)", title=f"worst {len(names)} classes", xlim=(0, 100), ylim=(lowest, len(names) - 0.4)
-    )
-    for row, name in enumerate(names):
-        for column, picture in enumerate((queries or {}).get(name, ())):
-            place = (column, column + 0.9, row - 0.45, row + 0.45)
-            middle.imshow(np.asarray(picture), extent=place, aspect="auto", interpolation="antialiased")
-    middle.set(xlim=(0, 2), ylim=left.get_ylim(), title="" if queries is None else "query, found")
-    middle.axis("off")
+    left.set_yticks(range(len(names)), [_shortened(name) for name in names], fontsize="small")
+    left.set(xlabel=f"Recall@{k} (%)", title=f"worst {len(names)} classes", xlim=(0, 100))
     right.plot([100 * value for _, value in ordered], color=COLOURS[0])
     right.set(
         xlabel="class, worst first", ylabel=f"Recall@{k} (%)", title=f"all {len(ordered)} classes", ylim=(-2, 102)
@@ -177,10 +158,15 @@ def class_recall_chart(
     return figure
 
 
-def _empty() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+def _shortened(name: str) -> str:
+    return name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}"
+
+
+def empty_figure(width: float = 6.4, height: float = 4.2, columns: int = 1) -> tuple[Figure, Any]:
+    """A figure of that size in inches with its axes: one, or an array of several."""
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    return figure, figure.subplots(1, columns)
 
 
 def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
@@ -220,3 +206,49 @@ def write_figures(folder: Path, runs: Sequence[Run]) -> list[str]:
             continue  # these runs are about something else
         written.append(draw.__name__)
     return written
+
+
+def recall_curves(
+    results: Mapping[str, Sequence[Mapping[str, Any]]], *, against: str = "epoch", k: int = 1, title: str = ""
+) -> Figure:
+    """A line per name: the mean of Recall@k over its runs, with a band of one standard deviation where there are several.
+
+    results: {name: contents of result.json}. against: "epoch", or "seconds", the mean time of training up to each epoch.
+    Epochs that not all runs of a name have are left out.
+    """
+    check_choice("against", against, _LABELS)
+    longest = max(map(len, results), default=0)
+    many = len(results) > len(COLOURS) or longest > 60
+    columns = 2 if longest <= 60 else 1
+    figure, axes = empty_figure(9.0, 5 + 0.17 * len(results) / columns) if many else empty_figure()
+    for index, (name, runs) in enumerate(results.items()):
+        length = min(len(run["history"]) for run in runs)
+        histories = [run["history"][:length] for run in runs]
+        recall = 100 * np.array([[row["recall"][str(k)] for row in history] for history in histories])
+        if against == "epoch":
+            x = np.array([row["epoch"] for row in histories[0]])
+        else:
+            x = np.array([list(accumulate(row["train_seconds"] for row in history)) for history in histories]).mean(0)
+        colour, form = COLOURS[index % len(COLOURS)], _FORMS[(index + index // len(COLOURS)) % len(_FORMS)]
+        middle = recall.mean(0)
+        axes.plot(x, middle, form, color=colour, linewidth=1.8, label=f"{name} (n = {len(runs)})")
+        if len(runs) > 1:
+            spread = recall.std(0, ddof=1)
+            axes.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+    axes.set_xlabel(_LABELS[against])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel(f"Recall@{k} (%)")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    if many:  # they would cover the lines, and beside them long names would leave the lines no width
+        figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize="x-small")
+    else:
+        axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def save_figure(figure: Figure, file: Path) -> None:
+    """Write `file`.svg and `file`.png; the same figure gives the same bytes."""
+    with matplotlib.rc_context({"svg.hashsalt": file.name}):
+        figure.savefig(file.with_suffix(".svg"), metadata={"Date": None})
+    figure.savefig(file.with_suffix(".png"), dpi=120)

@@ -7,13 +7,12 @@ from math import ceil, sqrt
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 
 from proxy_anchor.data.images import read_rgb
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.curves import COLOURS
+from proxy_anchor.reports.figures import COLOURS, empty_figure
 
 # The assignment costs its size cubed: 3.6 s for 2,500 cells on one core, which would be minutes for 10,000.
 EXACT_CELLS, BLOCK_CELLS = 2500, 1024
@@ -73,12 +72,9 @@ def _assign(
     cells[rows[chosen]] = free[taken] + np.array(corner)
 
 
-def grid_picture(
-    paths: Sequence[Path], cells: np.ndarray, *, tile: int = 64, frames: Sequence[str] = ()
-) -> Image.Image:
+def grid_picture(paths: Sequence[Path], cells: np.ndarray, *, tile: int = 64) -> Image.Image:
     """The middle of each image, which is as wide as high, in its cell, `tile` pixels wide.
 
-    frames: a colour per image, for a border in its class's colour, or none.
     Raises UsageError when the picture would have more than MAX_SIDE_PX on a side, and for an image that cannot be read.
     """
     side = int(cells.max()) + 1
@@ -86,14 +82,9 @@ def grid_picture(
         raise UsageError(
             f"tile={tile}: {side} cells would be {side * tile} pixels; take at most {MAX_SIDE_PX // side}."
         )
-    border = max(1, tile // 24) if frames else 0
-    inner = (tile - 2 * border, tile - 2 * border)
     page = Image.new("RGB", (side * tile, side * tile), "white")
-    for index, (path, (column, row)) in enumerate(zip(paths, cells, strict=True)):
-        picture = ImageOps.fit(read_rgb(path), inner)
-        if frames:
-            picture = ImageOps.expand(picture, border, frames[index])
-        page.paste(picture, (int(column) * tile, (side - 1 - int(row)) * tile))
+    for path, (column, row) in zip(paths, cells.tolist(), strict=True):
+        page.paste(ImageOps.fit(read_rgb(path), (tile, tile)), (column * tile, (side - 1 - row) * tile))
     return page
 
 
@@ -102,9 +93,7 @@ def scatter(places: np.ndarray, labels: Sequence[int] | np.ndarray, classes: Seq
     labels = np.asarray(labels)
     present = np.unique(labels)
     lines = ceil(len(present) / 2) if len(present) <= 16 else 0
-    figure = Figure(figsize=(7, 7 + 0.2 * lines), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = empty_figure(7, 7 + 0.2 * lines)
     forms = "os^Dv<>P"
     for number, label in enumerate(present):
         chosen = places[labels == label]

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: result.json and a summary of a few lines."""
+"""What train.py leaves in the folder of a finished run, and prints; `runs` reads it again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 
 from proxy_anchor.data.bad_images import BAD_IMAGES_FILE
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.gallery import retrieval_gallery
+from proxy_anchor.reports.model_card import write_model_card
+from proxy_anchor.reports.pages import write_run_page
 from proxy_anchor.training.callbacks.memory import PeakMemory, peak_memory
 from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
+from proxy_anchor.utils import RESULT_FILE, write_json
 
 _SELECTED_ON = {
     "test": "the test classes, as in the paper",
@@ -163,3 +168,17 @@ def format_folds(combined: dict[str, Any]) -> str:
         numbers = "  ".join(f"@{k} {100 * mean:.1f} ± {100 * sd:.1f}" for (k, mean), sd in values)
         lines.append(f"mean over folds, {name} epoch {combined[name]['epoch']}: {numbers}")
     return "\n".join(lines)
+
+
+def finish_run(
+    folder: Path, config: dict[str, Any], result: dict[str, Any], data: ImageDataModule, embeddings: Sequence[Tensor]
+) -> None:
+    """Write gallery.png, README.md, index.html and, last, result.json into `folder`, and print the summary.
+
+    config: of the run, plain types. embeddings: (N, D) of the selected epoch, [query] or [query, gallery].
+    """
+    retrieval_gallery(data.splits, embeddings).save(folder / "gallery.png")
+    write_model_card(folder, config, result, data.describe())
+    write_run_page(folder, config, result, data.describe())
+    write_json(folder / RESULT_FILE, result)  # last: it says that the run is finished
+    print(summary(result, folder), flush=True)

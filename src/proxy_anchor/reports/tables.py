@@ -1,30 +1,266 @@
-"""Plain-text tables of results."""
+"""Tables of results: as text, Markdown and CSV; losses compared; embeddings as a file for other programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.utils import RESULT_FILE, read_result, write_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Result = Mapping[str, Any]
+TABLE = "comparison"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (None for one value) of n values, out of `runs` that could have had one."""
+
+    mean: float
+    deviation: float | None
+    n: int
+    runs: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Over the values that are there; None when none is."""
+        everything = list(values)
+        known = [value for value in everything if value is not None]
+        if not known:
+            return None
+        return cls(mean(known), stdev(known) if len(known) > 1 else None, len(known), len(everything))
+
+    def __str__(self) -> str:
+        digits = 0 if self.mean >= 1000 else 1
+        text = f"{self.mean:.{digits}f}"
+        if self.deviation is not None:
+            text += f" ± {self.deviation:.{digits}f}"
+        return text if self.n == self.runs else f"{text} ({self.n} of {self.runs})"
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
-    """Rows of equal keys as an aligned text table; numbers to the right, floats with `decimals` places."""
+    """Aligned text; numbers to the right, floats with `decimals` places."""
+    # Not pandas, whose import would take as long as the whole of --help.
     if not rows:
         return ""
     header = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [header] + [[_cell(row.get(key), decimals) for key in header] for row in rows]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
-    numeric = [all(isinstance(row.get(key), (int, float, type(None))) for row in rows) for key in header]
-
-    def line(values: Sequence[str]) -> str:
-        return "  ".join(
-            value.rjust(width) if right else value.ljust(width)
-            for value, width, right in zip(values, widths, numeric, strict=True)
+    lines = [header, *([cell(row.get(key), decimals) for key in header] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    right = [all(isinstance(row.get(key), int | float | None) for row in rows) for key in header]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if number else text.ljust(width)
+            for text, width, number in zip(line, widths, right, strict=True)
         ).rstrip()
+        for line in lines
+    )
 
-    return "\n".join([line(cells[0]), "  ".join("-" * width for width in widths), *map(line, cells[1:])])
+
+def markdown_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
+    """The same rows in Markdown."""
+    header = list(dict.fromkeys(key for row in rows for key in row))
+    cells = ([cell(row.get(key), decimals) or "-" for key in header] for row in rows)
+    lines = [header, ["---"] * len(header), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cell(value: Any, decimals: int) -> str:
+def cell(value: Any, decimals: int = 1) -> str:
+    """'-' for None, a float with `decimals` places."""
     if value is None:
         return "-"
     return f"{value:.{decimals}f}" if isinstance(value, float) else str(value)
+
+
+# -- losses compared -----------------------------------------------------------------------------------------------
+
+
+def read_comparison(folder: Path) -> dict[str, list[Result]]:
+    """{loss: results by seed} of the finished runs below a folder of compare.py (LOSS/seedN/result.json).
+
+    Raises UsageError when there are none.
+    """
+    found: dict[str, list[Result]] = {}
+    files = folder.glob(f"*/seed*/{RESULT_FILE}")
+    for file in sorted(files, key=lambda file: (file.parts[-3], len(file.parts[-2]), file)):
+        result = read_result(file.parent)
+        if result is not None:
+            found.setdefault(file.parts[-3], []).append(result)
+    if not found:
+        raise UsageError(f"{folder} holds no comparison: expected LOSS/seedN/{RESULT_FILE} below it.")
+    return found
+
+
+def reached(result: Result, level: float, k: str) -> tuple[int, float] | None:
+    """(epochs, wall seconds of training and evaluation) until Recall@k was first `level` percent; None if it never was."""
+    seconds = 0.0
+    for row in result["history"]:
+        if row["epoch"] > 0:
+            seconds += row["train_seconds"] + row["eval_seconds"]
+            if 100 * row["recall"][k] >= level:
+                return row["epoch"], seconds
+    return None
+
+
+def default_levels(results: Mapping[str, Sequence[Result]]) -> list[float]:
+    """What every run reaches, and 90 and 95 % of the best loss's mean; in percent, rounded down to 0.1."""
+    k = _smallest_k(results)
+    best = {loss: [100 * run["best"]["recall"][k] for run in runs] for loss, runs in results.items()}
+    top = max(map(mean, best.values()))
+    levels = [min(map(min, best.values())), 0.9 * top, 0.95 * top]
+    return sorted({floor(10 * level + 1e-9) / 10 for level in levels})
+
+
+def comparison_rows(
+    results: Mapping[str, Sequence[Result]], levels: Sequence[float] | None = None
+) -> list[dict[str, Any]]:
+    """One row per loss: recalls in percent, epochs and seconds to each level, images/s, peak memory in GiB."""
+    k = _smallest_k(results)
+    levels = default_levels(results) if levels is None else levels
+
+    def numbers(run: Result) -> dict[str, float | None]:
+        held_out = run["selected"].get("validation") is not None
+        row = {
+            f"{name} R@{each}": 100 * value
+            for name in (["selected"] if held_out else []) + ["best", "last"]
+            for each, value in run[name]["recall"].items()
+        }
+        row["best epoch"] = run["best"]["epoch"]
+        for level in levels:
+            row[f"epochs to {level:g}"], row[f"s to {level:g}"] = reached(run, level, k) or (None, None)
+        return row | {"images/s": run["train_images_per_second"], "peak GiB": run.get("peak_memory_gib")}
+
+    rows = []
+    for loss, runs in results.items():
+        of_runs = [numbers(run) for run in runs]
+        spreads = {key: Spread.of(each.get(key) for each in of_runs) for key in of_runs[0]}
+        rows.append({"loss": loss, "seeds": len(runs)} | spreads)
+    return rows
+
+
+def noise_rows(comparisons: Sequence[Mapping[str, Sequence[Result]]]) -> list[dict[str, str]]:
+    """A row per loss of several comparisons: best and last Recall at the smallest K, in percent, by share of wrong labels.
+
+    Raises UsageError when they are of different images.
+    """
+    _require_same_data([run for results in comparisons for runs in results.values() for run in runs])
+    k = _smallest_k(comparisons[0])
+    found: dict[str, dict[tuple[float, str], list[float]]] = {}
+    for loss, runs in (each for results in comparisons for each in results.items()):
+        for run in runs:
+            for name in ("best", "last"):
+                values = found.setdefault(loss, {}).setdefault((run.get("label_noise", 0.0), name), [])
+                values.append(100 * run[name]["recall"][k])
+    columns = sorted({column for values in found.values() for column in values})
+    rows = []
+    for loss, by_column in found.items():
+        row = {"loss": loss}
+        for noise, name in columns:
+            each = by_column.get((noise, name))
+            row[f"{100 * noise:.0f} % noise, {name} R@{k}"] = f"{Spread.of(each)} (n = {len(each)})" if each else "-"
+        rows.append(row)
+    return rows
+
+
+def write_comparison(
+    folder: Path, results: Mapping[str, Sequence[Result]], levels: Sequence[float] | None = None
+) -> str:
+    """Write comparison.md, comparison.csv and the curves into `folder`; returns the table for a terminal.
+
+    results: {loss: results of its runs}, in the order of the rows. levels: Recall at the smallest K in percent; None: see
+    `default_levels`. On the terminal only the smallest K. Raises UsageError when the runs are of different images.
+    """
+    from pandas import json_normalize
+
+    from proxy_anchor.reports.figures import recall_curves, save_figure
+
+    _require_same_data([run for runs in results.values() for run in runs])
+    k = _smallest_k(results)
+    rows = comparison_rows(results, levels)
+    write_text(folder / f"{TABLE}.md", f"{markdown_table(rows)}\n\n{notes(results)}\n")
+    # Mean, deviation and number of runs of each spread in columns of their own.
+    flat = [{key: vars(each) if isinstance(each, Spread) else each for key, each in row.items()} for row in rows]
+    json_normalize(flat, sep=" ").to_csv(folder / f"{TABLE}.csv", index=False)
+    for against in ("epoch", "seconds"):
+        save_figure(recall_curves(results, against=against, k=int(k)), folder / f"recall_by_{against}")
+    shown = [{key: row[key] for key in row if "R@" not in key or key.endswith(f"R@{k}")} for row in rows]
+    files = f"all K: {folder / f'{TABLE}.md'}, .csv; curves: recall_by_epoch and recall_by_seconds"
+    return f"{format_table(shown)}\n{notes(results)}\n{files}"
+
+
+def notes(results: Mapping[str, Sequence[Result]]) -> str:
+    """What the numbers are, in one paragraph."""
+    runs = [run for each in results.values() for run in each]
+    k = _smallest_k(results)
+    starts = sorted({f"{100 * run['untrained']['recall'][k]:.1f}" for run in runs if run.get("untrained")})
+    noise = sorted({run.get("label_noise", 0.0) for run in runs})
+    return (
+        f"Recall@K in percent of the {runs[0]['searched']} classes, mean ± standard deviation over seeds. best: the epoch with "
+        f"the highest Recall@{k} there; last: the final one. Untrained Recall@{k}: {', '.join(starts) or '-'}. Epochs "
+        f"and seconds (training and evaluation) until Recall@{k} first reached a level; in brackets how many runs did. "
+        + (f"Wrong training labels: {', '.join(f'{100 * each:.1f} %' for each in noise)}. " if any(noise) else "")
+        + f"On {', '.join(sorted({run['device'] for run in runs}))}."
+    )
+
+
+def _require_same_data(runs: Sequence[Result]) -> None:
+    """By what the runs say about the searched images, and how many they trained on: wrong labels are no other images."""
+    found = {
+        (
+            repr(sorted((table, text) for table, text in run["data"].items() if table != "train")),
+            run["num_train_images"],
+        )
+        for run in runs
+        if "data" in run  # a run may be older
+    }
+    if len(found) > 1:
+        raise UsageError(
+            f"these runs are of {len(found)} different data sets (by the images that they searched and the number that they "
+            "trained on), so that no mean over them means anything: give runs of one."
+        )
+
+
+def _smallest_k(results: Mapping[str, Sequence[Result]]) -> str:
+    return next(iter(next(iter(results.values()))[0]["best"]["recall"]))
+
+
+# -- embeddings ----------------------------------------------------------------------------------------------------
+
+
+def write_embeddings(file: Path, paths: Sequence[str], labels: Sequence[str | None], embeddings: np.ndarray) -> None:
+    """Columns path, label ("" or null for unknown) and embedding (N, D) float32, by the file's suffix .npz or .parquet.
+
+    Written aside and renamed. The npz opens with allow_pickle=False; the Parquet file needs pyarrow, else UsageError.
+    Names that are not UTF-8 are written with backslashes.
+    """
+    import numpy as np
+
+    aside = file.with_name(file.name + ".tmp")
+    paths = [_utf8(path) for path in paths]
+    labels = [label and _utf8(label) for label in labels]
+    if file.suffix == ".parquet":
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            raise UsageError("a .parquet file needs pyarrow: pip install -e '.[export]', or write .npz.") from error
+        values = pyarrow.array(embeddings.ravel(), pyarrow.float32())
+        vectors = pyarrow.FixedSizeListArray.from_arrays(values, embeddings.shape[1])
+        texts = {"path": pyarrow.array(paths, pyarrow.string()), "label": pyarrow.array(labels, pyarrow.string())}
+        parquet.write_table(pyarrow.table({**texts, "embedding": vectors}), aside)
+    else:
+        texts = {"path": np.array(paths, np.str_), "label": np.array([label or "" for label in labels], np.str_)}
+        with aside.open("wb") as stream:
+            np.savez(stream, **texts, embedding=embeddings.astype(np.float32, copy=False))
+    aside.replace(file)
+
+
+def _utf8(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -22,8 +22,8 @@ from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.model_card import model_card
+from proxy_anchor.reports.pages import write_run_page
 from proxy_anchor.reports.run import summary
-from proxy_anchor.reports.run_page import write_run_page
 from proxy_anchor.training.callbacks.health import REPLAY_FILE, Health
 from proxy_anchor.training.finite import NotFinite
 from proxy_anchor.training.module import MetricLearner

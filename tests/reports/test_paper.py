@@ -1,4 +1,4 @@
-"""Runs beside the paper's numbers: which row they stand in, the arithmetic, the marks, the forms, the figures."""
+"""Runs beside the paper's numbers: which row they stand in, the arithmetic, the marks, the forms."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import compose_train, run_entry, run_ok
+from commands import compose_train
 from omegaconf import OmegaConf
-from PIL import Image
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports import figures
-from proxy_anchor.reports.curves import recall_curves, save_figure
-from proxy_anchor.reports.paper_tables import Contract, paper_tables, terminal_text
+from proxy_anchor.reports.paper import Contract, paper_tables, terminal_text
 from proxy_anchor.reports.runs import BEFORE, differences, read_runs, settings
 
 RECALL = {"1": 0.861, "2": 0.917, "4": 0.95, "8": 0.973}
@@ -115,7 +112,7 @@ def test_rows_without_contract_or_without_a_row_of_the_paper(tmp_path):
     assert glyphs.backbone == "test_resnet"
 
 
-def test_folders_that_are_no_finished_run_are_left_out_and_said(tmp_path):
+def test_folders_that_are_no_finished_run_are_left_out_and_said(tmp_path, report):
     good = write_run(tmp_path / "runs/good")
     damages = {
         "half": lambda text: text[:9],
@@ -136,8 +133,8 @@ def test_folders_that_are_no_finished_run_are_left_out_and_said(tmp_path):
     assert set(reasons) == {*damages, "killed", "bare", "odd", "old"}
     assert (reasons["killed"], reasons["bare"]) == ("not finished", "no config.yaml")
     assert "held-out" in reasons["fold"]
-    output = run_ok("report.py", "runs=runs", "output=report", cwd=tmp_path)
-    assert "left out: runs/killed: not finished" in output
+    output = report(f"runs={tmp_path}/runs", f"output={tmp_path}/report")
+    assert f"left out: {tmp_path}/runs/killed: not finished" in output
     assert r"test\_resnet" in (tmp_path / "report/tables.tex").read_text()
     with pytest.raises(UsageError, match=r"no finished run: .*killed: not finished"):
         read_runs(tmp_path / "runs/killed")
@@ -154,10 +151,10 @@ def test_no_difference_of_a_config_with_itself():
     assert differences(config, config) == []
 
 
-def test_the_command_writes_every_form_and_checks_the_contract(tmp_path):
+def test_the_command_writes_every_form_and_checks_the_contract(tmp_path, report):
     write_run(tmp_path / "runs/a", "experiment=cars_512", "seed=1")
     write_run(tmp_path / "runs/b", "experiment=cars_512", "seed=2", "optimizer.lr=2e-4")
-    output = run_ok("report.py", "runs=runs", "output=report", cwd=tmp_path)
+    output = report(f"runs={tmp_path}/runs", f"output={tmp_path}/report")
     assert "[1] optimizer.lr 0.0002 (contract 0.0001)" in output
     names = {file.name for file in (tmp_path / "report").iterdir()}
     assert {"tables.md", "tables.tex", "tables.csv", "recall_by_epoch.svg", "recall_by_epoch.png"} <= names
@@ -171,134 +168,11 @@ def test_the_command_writes_every_form_and_checks_the_contract(tmp_path):
     assert len(rows) == 8  # two rows of ours, four K
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("runs=nowhere",),
-        ("runs=",),
-        ("run=x",),
-        ("output=x",),
-        ("retrieval=x", "k=0"),
-        ("map=x",),
-        ("map=x", "k=4"),
-        ("map=x", "method=mds"),
-    ],
-)
-def test_bad_arguments_are_one_line(tmp_path, arguments):
-    done = run_entry("report.py", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-
-
-def test_figures_show_what_was_varied_and_nothing_else(tmp_path):
-    for number, dimension in enumerate((64, 512)):
-        for seed in (1, 2):
-            overrides = (f"embedding_dim={dimension}", f"seed={seed}")
-            write_run(tmp_path / f"d/{dimension}/{seed}", *CARS, *overrides, recall_1=0.7 + 0.1 * number + 0.01 * seed)
-    for alpha in (16, 32):
-        for delta in (0, 0.1):
-            write_run(tmp_path / f"a/{alpha}/{delta}", *CARS, f"loss.alpha={alpha}", f"loss.delta={delta}")
-    runs = read_runs(tmp_path / "d")
-    [line] = figures.recall_by_dimension(runs).axes[0].containers
-    assert list(line.lines[0].get_xdata()) == [64, 512]
-    assert list(line.lines[0].get_ydata()) == pytest.approx([71.5, 81.5])
-    with pytest.raises(UsageError, match="nothing to draw"):
-        figures.recall_by_batch_size(runs)
-    with pytest.raises(UsageError, match="two values of each"):
-        figures.alpha_delta_map(runs)
-    grid = figures.alpha_delta_map(read_runs(tmp_path / "a")).axes[0].images[0].get_array()
-    assert grid.shape == (2, 2)
-    names = figures.write_figures(tmp_path / "out", read_runs(tmp_path))
-    assert names == ["recall_by_epoch", "recall_by_seconds", "recall_by_dimension", "alpha_delta_map"]
-    for name in names:
-        assert (tmp_path / "out" / f"{name}.svg").stat().st_size > 1000
-
-
-def test_image_size_goes_with_its_resize(tmp_path):
-    for crop, resize in ((224, 256), (324, 361)):
-        write_run(tmp_path / str(crop), *CARS, f"dataset.images.crop={crop}", f"dataset.images.resize={resize}")
-    [line] = figures.recall_by_image_size(read_runs(tmp_path)).axes[0].containers
-    assert list(line.lines[0].get_xdata()) == [224, 324]
-
-
-def test_worst_classes_stand_first():
-    recall = {"good": 1.0, "bad": 0.25, "fair": 0.5}
-    figure = figures.class_recall_chart(recall, worst=2)
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fair", "bad"]
-    query, found = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
-    figure = figures.class_recall_chart(recall, worst=2, queries={"bad": [query, found]})
-    shown = [(each.get_extent(), tuple(each.get_array()[0, 0])) for each in figure.axes[1].images]
-    assert [colour for _, colour in shown] == [(255, 0, 0), (0, 0, 255)]
-    assert all(low < 1 < high for (_, _, low, high), _ in shown)  # beside the bar of "bad"
-    figure.canvas.draw()
-    boxes = [each.get_window_extent() for each in figure.axes[1].images]
-    assert all(0.8 < box.width / box.height < 1.25 for box in boxes)
-
-
-def test_runs_with_other_settings_are_not_taken_for_seeds(tmp_path):
-    for alpha in (16, 32):
-        for seed in (1, 2):
-            write_run(tmp_path / f"{alpha}/{seed}", *CARS, f"loss.alpha={alpha}", f"seed={seed}")
-    named = figures.named_groups(read_runs(tmp_path))
-    assert {name: len(group) for name, group in named.items()} == {
-        "cars, Proxy-Anchor, BN, 512-d, alpha 16": 2,
-        "cars, Proxy-Anchor, BN, 512-d, alpha 32": 2,
-    }
-
-
 def test_a_whole_number_is_the_same_setting_with_and_without_a_point(tmp_path):
     write_run(tmp_path / "config", *CARS, "seed=1")
     write_run(tmp_path / "sweep", *CARS, "seed=2", "loss.alpha=32", "dataset.images.scale=[0.08,1]")
     row = main_row(paper_tables(read_runs(tmp_path), [contract()]))
     assert (row.runs, row.mark) == (2, "")
-
-
-def test_a_setting_that_most_runs_share_is_not_said(tmp_path):
-    colours = ("dataset.images.brightness=0.4", "dataset.images.hue=0.1", "backbone.drop_path=0.1", "loss.delta=0")
-    for name, overrides in {"a": (), "b": ("loss.alpha=16",), "c": ("loss.alpha=64",), "d": colours}.items():
-        write_run(tmp_path / name, *CARS, *overrides)
-    short = "cars, Proxy-Anchor, BN, 512-d"
-    several = f"{short}, backbone.drop_path 0.1, images.brightness 0.4, images.hue 0.1, 2 more"
-    names = list(figures.named_groups(read_runs(tmp_path)))
-    assert names == [f"{short}, alpha 32", f"{short}, alpha 16", f"{short}, alpha 64", several]
-
-
-def test_long_names_stand_below_the_curves(tmp_path):
-    write_run(tmp_path / "a")
-    [result] = next(iter(figures.named_groups(read_runs(tmp_path)).values()))
-    for name in ("x" * 90, "short"):
-        figure = recall_curves({name: [result]})
-        figure.canvas.draw()
-        assert bool(figure.legends) == (name != "short")
-        assert figure.axes[0].get_position().width > 0.8
-
-
-def test_a_map_over_alpha_and_delta_holds_runs_that_are_alike_in_all_else(tmp_path):
-    for alpha, delta in ((16, 0), (16, 0.1), (32, 0), (32, 0.1)):
-        setting = (f"loss.alpha={alpha}", f"loss.delta={delta}")
-        write_run(tmp_path / f"cars/{alpha}/{delta}", *CARS, *setting, recall_1=0.8)
-    write_run(tmp_path / "cub", "dataset=cub", "backbone=bninception", recall_1=0.6)
-    [axes, _] = figures.alpha_delta_map(read_runs(tmp_path)).axes
-    assert axes.images[0].get_array().ravel().tolist() == pytest.approx([80] * 4)
-    assert axes.get_title().startswith("cars, ")
-
-
-def test_more_curves_than_colours_stay_apart(tmp_path):
-    for alpha in range(1, 13):
-        write_run(tmp_path / str(alpha), *CARS, f"loss.alpha={alpha}")
-    figure = recall_curves(figures.named_groups(read_runs(tmp_path)))
-    assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 12
-    assert figure.legends
-
-
-def test_the_same_figure_gives_the_same_bytes(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        save_figure(figures.class_recall_chart({"x": 0.5, "y": 0.2}), tmp_path / name / "chart")
-    for suffix in (".svg", ".png"):
-        first, second = ((tmp_path / name / "chart").with_suffix(suffix).read_bytes() for name in ("a", "b"))
-        assert first == second
 
 
 def test_how_a_run_was_started_is_no_difference():

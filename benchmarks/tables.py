@@ -1,0 +1,433 @@
+"""Write the tables of results in README.md and docs/ from the records: `python benchmarks/tables.py`.
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here. The records are what the runs
+themselves wrote (docs/results, benchmarks/results). A test says whether the documents are current.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import complexity
+import pandas
+import scale
+
+from proxy_anchor.reports.paper import paper_results
+from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table, noise_rows, read_comparison
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS, RECORDS = REPOSITORY / "docs" / "results", REPOSITORY / "benchmarks" / "results"
+DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+LEVEL = 74  # Recall@1 in percent of "epochs to" and "s to"
+Rows = list[dict[str, Any]]
+
+
+def read(*names: str, folder: str = "cars_half") -> list[dict[str, Any]]:
+    """The results of these runs."""
+    return [json.loads((RESULTS / folder / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    """The lines of a benchmark's record that name the code that was measured, and that no hand has put together."""
+    rows = map(json.loads, (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
+    return [row for row in rows if "commit" in row and "from " not in row.get("note", "")]
+
+
+def recall(runs: Iterable[dict[str, Any]], epoch: str, k: int = 1) -> str:
+    """Mean ± standard deviation of Recall@k in percent at the "untrained", "selected", "best" or "last" epoch."""
+    return str(Spread.of(100 * run[epoch]["recall"][str(k)] for run in runs))
+
+
+def seeds(name: str, *numbers: int) -> list[str]:
+    """Files of a run's seeds."""
+    return [f"{name}seed{number}" for number in numbers]
+
+
+# -- README.md, docs/results.md ------------------------------------------------------------------------------------
+
+
+def selection() -> Rows:
+    """The epoch selected on test classes, as in the paper, or on held-out ones."""
+    rows = []
+    for name, epoch, files in (
+        ("the test classes, as in the paper", "best", seeds("", 1, 2, 3)),
+        ("held-out training classes", "selected", seeds("validation_", 1, 2, 3)),
+    ):
+        runs = read(*files)
+        row = {"epoch selected on": name, "n": len(runs), "untrained": recall(runs, "untrained")}
+        rows.append(row | {"selected": recall(runs, epoch), "best": recall(runs, "best"), "last": recall(runs, "last")})
+    return rows
+
+
+def half_cars() -> Rows:
+    """By precision."""
+    rows = []
+    for name, files in (
+        ("float32", seeds("", 1, 2, 3)),
+        ("bf16-mixed", ["seed1_bf16"]),
+        ("bf16-mixed, `speed=fast`", seeds("fast_", 1, 2, 3)),
+    ):
+        runs = read(*files)
+        row = {"precision": name, "n": len(runs), "device": runs[0]["device"]}
+        row |= {f"{epoch} Recall@1": recall(runs, epoch) for epoch in ("untrained", "best", "last")}
+        row |= {f"best @{k}": recall(runs, "best", k) for k in (2, 4, 8)}
+        seconds = [run["seconds_per_epoch"] for run in runs]
+        rows.append(row | {"s / epoch": f"{sum(seconds) / len(seconds):.2f}"})
+    return rows
+
+
+def half_cars_devices() -> Rows:
+    """The same training on several GPUs."""
+    runs = read("fast_seed1", "fast_devices2_seed1", "fast_devices4_seed1")
+    return [
+        {
+            "GPUs": run["num_devices"],
+            "best Recall@1": recall([run], "best"),
+            "its epoch": run["best"]["epoch"],
+            "last Recall@1": recall([run], "last"),
+            **{f"best @{k}": recall([run], "best", k) for k in (2, 4, 8)},
+            "s / epoch": f"{run['seconds_per_epoch']:.2f}",
+        }
+        for run in runs
+    ]
+
+
+def float32_precision() -> Rows:
+    """cuDNN's convolutions with inputs rounded to TF32, and in float32."""
+    return [
+        {"`float32_precision`": f"`{name}`", "best Recall@1": recall([run], "best"), "last": recall([run], "last")}
+        for name, run in zip(("tf32", "ieee"), read("tf32", "ieee", folder="cars_half_float32"), strict=True)
+    ]
+
+
+def losses() -> Rows:
+    """Losses on equal terms, by best Recall@1."""
+    rows = comparison_rows(read_comparison(RESULTS / "cars_half_losses"))
+    rows.sort(key=lambda row: -row["best R@1"].mean)
+    shown = ["loss", "seeds", "best R@1", "last R@1", *(key for key in rows[0] if " to " in key), "images/s"]
+    return [{key: row[key] for key in shown} for row in rows]
+
+
+def noise() -> Rows:
+    """The same by share of wrong labels."""
+    rows = noise_rows([read_comparison(RESULTS / f"cars_half_{each}") for each in ("losses", "noise20", "noise40")])
+    return [row for row in rows if "-" not in row.values()]
+
+
+def worst_classes() -> Rows:
+    """Proxy-Anchor's ten worst."""
+    table = pandas.read_csv(RESULTS / "cars_half_report" / "class_recall.csv").head(10)
+    table[["proxy_anchor", "proxy_nca"]] *= 100
+    return table.to_dict("records")
+
+
+def grid_run(folder: str) -> dict[str, Any]:
+    """The result of a run that stands in a folder of its own."""
+    return read(f"{folder}/result", folder="")[0]
+
+
+def alpha_delta() -> Rows:
+    """Best Recall@1 over alpha and delta."""
+    return [
+        {"delta": delta}
+        | {
+            f"alpha {alpha}": recall([grid_run(f"cars_half_alpha_delta/alpha{alpha}_delta{delta}")], "best")
+            for alpha in (4, 8, 16, 32, 64)
+        }
+        for delta in ("0.4", "0.3", "0.2", "0.1", "0")
+    ]
+
+
+def dimensions() -> Rows:
+    """By embedding dimension."""
+    rows = []
+    for dimension in (32, 64, 128, 256, 512, 1024):
+        name = "dimension512_batch180" if dimension == 512 else f"dimension{dimension}"
+        run = grid_run(f"cars_half_dimension_batch/{name}")
+        row = {"dimension": dimension, "untrained Recall@1": recall([run], "untrained")}
+        rows.append(row | {f"best @{k}": recall([run], "best", k) for k in (1, 2, 4, 8)})
+    return rows
+
+
+def batch_sizes() -> Rows:
+    """By batch size, beside the paper's numbers."""
+    printed = {
+        each.batch_size: each.value
+        for each in paper_results()
+        if (each.table, each.dataset, each.k) == ("tab:batch_size_fine", "cars", 1)
+    }
+    rows = []
+    for batch in (30, 60, 90, 120, 150, 180):
+        run = grid_run(f"cars_half_dimension_batch/{'dimension512_batch180' if batch == 180 else f'batch{batch}'}")
+        row = {"batch": batch, **{f"best @{k}": recall([run], "best", k) for k in (1, 2, 4, 8)}}
+        row["paper, whole Cars-196, BN-Inception"] = printed[batch]
+        rows.append(row | {"training images/s": f"{run['train_images_per_second']:,.0f}"})
+    return rows
+
+
+def reached(run: dict[str, Any]) -> tuple[int, float, float]:
+    """(first epoch at LEVEL, seconds until then, seconds of the whole run), of training and evaluation."""
+    history = run["history"][1:]
+    seconds = list(accumulate(each["train_seconds"] + each["eval_seconds"] for each in history))
+    first = next(number for number, each in enumerate(history) if 100 * each["recall"]["1"] >= LEVEL)
+    return history[first]["epoch"], seconds[first], seconds[-1]
+
+
+def recipes(folder: str, changes: dict[str, str]) -> Rows:
+    """One run each, selected on held-out classes."""
+    return [
+        {
+            "run": f"`{name}`",
+            "changed": change,
+            "held-out Recall@1": f"{100 * run['selected']['validation']['1']:.1f}",
+            "its epoch": run["selected"]["epoch"],
+            "test Recall@1 there": recall([run], "selected"),
+            "last test Recall@1": recall([run], "last"),
+            f"first epoch at {LEVEL}": reached(run)[0],
+        }
+        for (name, change), run in zip(changes.items(), read(*changes, folder=folder), strict=True)
+    ]
+
+
+FIRST_SEARCH = {
+    "cosine": "nothing",
+    "ema": "`callbacks=ema`",
+    "ema_lr": "the same, `optimizer.lr=7e-4`",
+    "ema_proxies25": "as `ema`, `optimizer.proxy_lr_mult=25`",
+    "ema_alpha16": "as `ema`, `loss.alpha=16`",
+    "ema_delta03": "as `ema`, `loss.delta=0.3`",
+}
+SECOND_SEARCH = {
+    "base": "nothing",
+    "color": "colours",
+    "strong": "stronger colours",
+    "strong_80": "as `strong`, `trainer.max_epochs=80`",
+    "strong_m25": "as `strong`, `optimizer.proxy_lr_mult=25`",
+    "strong_lr6": "as `strong`, `optimizer.lr=6e-4`",
+    "strong_b": "as `strong`, `dataset.images.scale=[0.12,1]`",
+    "drop_strong": "as `strong`, `backbone.drop_path=0.2`",
+    "strong_nca": "as `strong`, `loss=proxy_nca`",
+}
+
+
+def folds() -> Rows:
+    """Cross-validation over the training classes, one epoch for all folds."""
+    rows = []
+    for name in ("color", "strong", "drop_strong", "strong_m25"):
+        [run] = read(name, folder="cars_half_recipe/folds")
+        selected, last = (
+            f"{100 * run[each]['recall']['1']:.1f} ± {100 * run[each]['deviation']['1']:.1f}"
+            for each in ("selected", "last")
+        )
+        row = {"run": f"`{name}`", "folds": len(run["folds"]), "Recall@1": selected}
+        rows.append(row | {"its epoch": run["selected"]["epoch"], "Recall@1, last epoch": last})
+    return rows
+
+
+def cars_fast() -> Rows:
+    """The recipe that was chosen."""
+    rows = []
+    for name, files in (
+        ("40", seeds("epochs40_", 1, 2, 3, 4)),
+        ("40, evaluation compiled too", seeds("epochs40_compiled_evaluation_", 1, 2)),
+        ("100, evaluation compiled too", seeds("epochs100_", 1, 2)),
+    ):
+        runs = read(*files, folder="cars_half_fast")
+        row = {"epochs": name, "n": len(runs), "best Recall@1": recall(runs, "best"), "last": recall(runs, "last")}
+        columns = zip(*map(reached, runs), strict=True)
+        titles = (f"epochs to {LEVEL}", f"s to {LEVEL}", "s in all")
+        rows.append(row | {title: sum(each) / len(each) for title, each in zip(titles, columns, strict=True)})
+    return rows
+
+
+# -- docs/speed.md, search.md, losses.md ----------------------------------------------------------------------------
+
+
+def latest(name: str) -> list[dict[str, Any]]:
+    """What the last run of a benchmark wrote."""
+    rows = records(name)
+    return [row for row in rows if row["date"] == rows[-1]["date"]]
+
+
+def short(value: float) -> str:
+    """Two digits, or a whole number."""
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
+def throughput() -> Rows:
+    """Training and evaluation as a share of the network alone."""
+    return [
+        {
+            "commit": row["commit"],
+            "dataset": row["dataset"],
+            "images kept": row["loading"].partition("/")[2],
+            "training images/s": f"{row['train_per_s']:,.0f}",
+            "of the network alone": f"{row['train_share']:.2f}",
+            "evaluating images/s": f"{row['eval_per_s']:,.0f}",
+            "of the network alone ": f"{row['eval_share']:.2f}",
+            "s / epoch": f"{row['s_per_epoch']:.2f}",
+        }
+        for row in latest("throughput")
+    ]
+
+
+def devices() -> Rows:
+    """Training on several GPUs as a share of as many single ones."""
+    return [
+        {
+            "commit": row["commit"],
+            "GPUs": row["devices"],
+            "batch": row["batch"],
+            "training images/s": f"{row['train_per_s']:,.0f}",
+            "of as many single ones": f"{row['efficiency']:.2f}",
+            "evaluating images/s": f"{row['eval_per_s']:,.0f}",
+            "s / epoch": f"{row['s_per_epoch']:.2f}",
+        }
+        for row in latest("devices")
+    ]
+
+
+def fast_start() -> Rows:
+    """Seconds from the command to the first step."""
+    parts = {"s": "start_s", "images": "images_s", "first evaluation": "first_eval_s", "compiling": "compile_s"}
+    return [
+        {"commit": row["commit"], "compiler's cache": row["compiler_cache"]}
+        | {title: row[key] for title, key in parts.items()}
+        | {"importing and the rest": row["other_s"]}
+        for row in latest("fast_start")
+    ]
+
+
+def allocator() -> Rows:
+    """glibc's default, and freed memory kept."""
+    return [
+        {
+            "commit": row["commit"],
+            "images/s": row["direction"],
+            "glibc's default": row["default_images_per_s"],
+            "freed memory kept": row["kept_images_per_s"],
+            "ratio": row["speed_up"],
+        }
+        for row in latest("allocator")
+    ]
+
+
+def loss() -> Rows:
+    """The last record of benchmarks/loss.py: each form beside the bare product."""
+    columns = {"launched, ms": "ms", "ratio": "time_ratio", "on the GPU, ms": "graph_ms", "ratio ": "graph_ratio"}
+    columns |= {"memory": "memory_ratio"}
+    return [
+        {"commit": row["commit"], "classes": f"{row['classes']:,}", "loss": row["loss"]}
+        | {title: None if row[key] is None else f"{row[key]:.2f}" for title, key in columns.items()}
+        for row in latest("loss")
+    ]
+
+
+def search() -> Rows:
+    """Recall@K of a whole gallery by every engine."""
+    return [
+        {
+            "commit": row["commit"],
+            "device": row["device"],
+            "engine": row["engine"],
+            "s": f"{row['seconds']:.2f}",
+            "of the bare product": f"{row['ratio']:.2f}",
+            "Recall@1, 10, 100, 1000": row["recall"],
+        }
+        for row in records("search")
+        if "recall" in row
+    ]
+
+
+def reranking() -> Rows:
+    """Metrics with and without re-ranking."""
+    keys = {"Recall@1": "recall_at_1", "Recall@2": "recall_at_2", "MAP@R": "map_at_r", "R-precision": "r_precision"}
+    expansion, reciprocal = read("rerank_query_expansion", "rerank_k_reciprocal")
+    rows = {"none": (reciprocal, ""), "query_expansion": (expansion, "query_expansion_")}
+    rows["k_reciprocal"] = (reciprocal, "k_reciprocal_")
+    return [
+        {"`rerank=`": f"`{name}`"} | {title: 100 * numbers[prefix + key] for title, key in keys.items()}
+        for name, (numbers, prefix) in rows.items()
+    ]
+
+
+def gallery_sizes() -> Rows:
+    """Search by size of the gallery, in milliseconds."""
+    found = [
+        {
+            "gallery": f"{row['gallery']:,}",
+            "search": f"{row['search']}, {device}",
+            "one query": short(row["one query ms"]),
+            "per query of 100": short(row["per query of 100 ms"]),
+            "building, s": short(row["build s"]),
+        }
+        for device in ("h200", "cpu")
+        for row in json.loads((RECORDS / f"retrieval_{device}.json").read_text(encoding="utf-8"))["search"]
+        if row["search"].startswith("exact")
+    ]
+    return sorted(found, key=lambda row: int(row["gallery"].replace(",", "")))
+
+
+def loss_complexity() -> Rows:
+    """Fitted exponents beside the paper's."""
+    points = records("complexity")
+    columns = [("images", "time"), ("batch", "time"), ("batch", "memory"), ("classes", "time"), ("classes", "memory")]
+    rows: dict[str, dict[str, Any]] = {}
+    for axis, what in columns:
+        for each in complexity.summarise(axis, [point for point in points if point["axis"] == axis]):
+            row = rows.setdefault(each["loss"], {"loss": f"`{each['loss']}`", "paper": each["paper"]})
+            paper = each["paper's exponent"]
+            row[f"{axis}, {what}"] = each[what].replace("-0.00", "0.00") + (
+                f" ({paper})" if what == "time" and paper != "-" else ""
+            )
+    return list(rows.values())
+
+
+TABLES: dict[str, Callable[[], Rows]] = {
+    each.__name__: each
+    for each in (
+        *(selection, half_cars, half_cars_devices, float32_precision, losses, noise, worst_classes, alpha_delta),
+        *(dimensions, batch_sizes, folds, cars_fast, throughput, devices, fast_start, allocator, loss, search),
+        *(reranking, gallery_sizes, loss_complexity),
+    )
+}
+TABLES["first_search"] = partial(recipes, "cars_half_recipe", FIRST_SEARCH)
+TABLES["second_search"] = partial(recipes, "cars_half_recipe/color_search", SECOND_SEARCH)
+COMPUTED = {
+    "scale_training": partial(scale.table, scale.TRAINING),
+    "scale_gallery": partial(scale.table, scale.GALLERY),
+}
+
+
+def table(name: str) -> str:
+    """The Markdown of a table."""
+    return COMPUTED[name]() if name in COMPUTED else markdown_table(TABLES[name]())
+
+
+def current(text: str) -> str:
+    """A document with its tables written anew."""
+    return re.sub(
+        r"(<!-- table (\w+) -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}\n{table(found[2])}\n\n{found[3]}",
+        text,
+        flags=re.S,
+    )
+
+
+def main(documents: Sequence[Path] = DOCUMENTS) -> None:
+    """Write every document whose tables are not current, and name it."""
+    for file in documents:
+        text = file.read_text(encoding="utf-8")
+        if (new := current(text)) != text:
+            file.write_text(new, encoding="utf-8")
+            print(f"written: {file.relative_to(REPOSITORY)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Pages for a browser, from templates/: one HTML file each, its pictures inside, readable without a server."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from torch import Tensor
+
+from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input, read_rgb
+from proxy_anchor.data.table import Splits
+from proxy_anchor.inference.retriever import Hit, Retriever, vote
+from proxy_anchor.reports.figures import recall_curves
+from proxy_anchor.reports.gallery import nearest_images
+from proxy_anchor.utils import write_text
+
+PAGE_FILE = "index.html"
+_TILE_PX = 112
+
+
+@cache
+def templates() -> Environment:
+    """The templates of reports/templates; HTML is escaped, and a name that is missing is an error."""
+    environment = Environment(
+        loader=PackageLoader("proxy_anchor.reports"),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
+    environment.filters["listed"] = _listed
+    return environment
+
+
+def _listed(values: Mapping[str, Any], *left_out: str) -> str:
+    """' (alpha 32.0, delta 0.1)', or nothing of nothing."""
+    listed = ", ".join(f"{key} {value}" for key, value in values.items() if key not in left_out)
+    return f" ({listed})" if listed else ""
+
+
+def write_run_page(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> None:
+    """Write index.html: results, curves, the gallery.png that lies in `folder`, environment, config.
+
+    config: the run's, plain types. result: as result.json holds it. data: the lines that describe the images.
+    """
+    k = int(next(iter(result["last"]["recall"])))
+    name = f"{config['dataset']['name']}, {config['backbone']['name']}, {config['embedding_dim']}-d"
+    curves = {each: recall_curves({name: [result]}, against=each, k=k) for each in ("epoch", "seconds")}
+    gallery = folder / "gallery.png"
+    page = templates().get_template("run.html")
+    text = page.render(
+        name=name,
+        data=data,
+        result={"warnings": [], **result},
+        curves=[_inline_svg(figure, against) for against, figure in curves.items()],
+        gallery=gallery.read_bytes() if gallery.is_file() else None,
+        config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
+    )
+    write_text(folder / PAGE_FILE, text)
+
+
+def _inline_svg(figure: Any, name: str) -> str:
+    stream = io.StringIO()
+    # Two figures in one page must not share the names of their clip paths and letters.
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    text = stream.getvalue()
+    return text[text.index("<svg") :]  # without the XML header, which HTML does not know
+
+
+def write_retrieval_page(
+    file: Path, splits: Splits, models: Mapping[str, Sequence[Tensor]], queries: Sequence[int], *, k: int = 4
+) -> None:
+    """A row per query: the query, then its K nearest by each model, similarity below, hits framed green and misses red.
+
+    Filters: a text in class or path; first neighbour a miss, a hit, or not the same with every model.
+    """
+    query, gallery = splits.query, splits.gallery or splits.query
+    found = {name: nearest_images(splits, embeddings, queries, k) for name, embeddings in models.items()}
+    rows = []
+    for number, index in enumerate(queries):
+        name, path = query.classes[query.labels[index]], query.paths[index]
+        row: dict[str, Any] = {"text": f"{name} {path.name}", "query": _tile(path, "query", "query", name), "found": {}}
+        first = []
+        for model, neighbours in found.items():
+            tiles = []
+            for each in neighbours[number]:
+                state = "hit" if each.is_hit else "miss"  # also as a word, for those who cannot tell the colours
+                label = gallery.classes[gallery.labels[each.index]]
+                tiles.append(_tile(gallery.paths[each.index], state, f"{state} {each.similarity:.3f}", label))
+            row["found"][model] = tiles
+            first.append(tiles[0]["state"] if tiles else "miss")
+        rows.append(row | {"first": " ".join(first)})
+    page = templates().get_template("retrieval.html")
+    write_text(file, page.render(name=splits.name, models=list(models), queries=rows))
+
+
+def _tile(path: Path, state: str, *lines: str) -> dict[str, Any]:
+    return {"jpeg": make_thumbnail(read_rgb(path), _TILE_PX), "state": state, "lines": [*lines, path.name]}
+
+
+def write_search_page(
+    file: Path,
+    retriever: Retriever,
+    queries: Sequence[ImageInput],
+    names: Sequence[str],
+    results: Sequence[Sequence[Hit]],
+) -> None:
+    """One row per query: the query, then its hits with similarity, class and name; matches framed green."""
+    rows = []
+    for query, name, hits in zip(queries, names, results, strict=True):
+        label, share = vote(hits)
+        verdict = "" if label is None else f"class by vote: {label} ({100 * share:.0f} %)"
+        jpeg = make_thumbnail(open_input(query), _TILE_PX)
+        tiles = [{"jpeg": jpeg, "state": "query", "lines": ["query", name, verdict]}]
+        for hit in hits:
+            word = "match " if hit.is_match else ""  # also as a word, for those who cannot tell the colours
+            lines = [f"{word}{hit.similarity:.3f}", hit.label, hit.name]
+            tiles.append({"jpeg": retriever.thumbnail(hit.id), "state": "hit" if hit.is_match else "", "lines": lines})
+        rows.append(tiles)
+    threshold = retriever.threshold and retriever.threshold.describe()
+    write_text(file, templates().get_template("search.html").render(threshold=threshold, queries=rows))
