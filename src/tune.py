@@ -53,7 +53,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         with held(place):
             entry.clear_failure(job, place)
             if job.validation.name == "folds":
-                return selecting_recall(cross_validate(train, job, place))
+                return selecting_recall(cross_validate(job, place))
             pruning = Pruning(trial, f"{config.selecting_set(job)}/recall_at_{min(job.recall_k)}")
             return selecting_recall(train(job, place, [pruning]))
 

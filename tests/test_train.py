@@ -145,14 +145,15 @@ def test_validation_classes_select_the_epoch(tmp_path):
     assert len(content["proxy_anchor"]["classes"]) == 6  # of 8; two are held out
 
 
-def test_each_fold_starts_its_own_clock(tmp_path):
+def test_each_fold_starts_its_own_clock(tmp_path, monkeypatch):
     starts = []
 
     def note(cfg, folder):
         starts.append(entry.STARTED)
         return {"history": [{"epoch": 1, "recall": {"1": 0.5}}]}
 
-    cross_validate(note, compose_train("validation=folds", "validation.num_folds=2"), tmp_path)
+    monkeypatch.setattr("train.train", note)
+    cross_validate(compose_train("validation=folds", "validation.num_folds=2"), tmp_path)
     assert starts[0] < starts[1]
 
 
