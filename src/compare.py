@@ -40,11 +40,10 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
         print(f"\n[{number}/{len(configs)}] {loss}, seed {seed}: {place}", flush=True)
         try:
             with held(place):
-                entry.clear_failure(job, place)
                 results[loss].append(finished(job, place) or train(job, place))
         except Exception as error:  # whatever stopped this run, the others are still wanted
             failures[f"{loss}, seed {seed}"] = reason = entry.reason(error)
-            entry.mark_failed(place, error, job)
+            entry.mark_failed(place, error)
             print(f"failed: {reason}", flush=True)
         entry.forget_last_run()
 

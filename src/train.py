@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
 from proxy_anchor.training.run_lock import held
-from proxy_anchor.utils import RESULT_FILE, rank, selecting_recall, write_json
+from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, rank, selecting_recall, write_json
 
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
@@ -110,6 +110,8 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     if cfg.resume == "never":  # otherwise each fold looks into its own folder
         config.require_new(folder)
+    if rank() == 0:
+        (folder / FAILURE_FILE).unlink(missing_ok=True)
     results = []
     for fold in range(config.num_folds(cfg)):
         cfg.validation.fold = fold
@@ -126,7 +128,8 @@ def main(cfg: DictConfig) -> float:
     """Train, and hand the smallest K's Recall that selected the epoch to a sweep (held-out classes, folds, or test)."""
     folder = entry.output_folder()
     if (num_ranks := config.ranks_to_start(cfg, folder)) > 1:
-        result = entry.run_as_ranks(cfg, folder, num_ranks)
+        with held(folder):
+            result = entry.run_as_ranks(cfg, folder, num_ranks)
     elif cfg.validation.name == "folds" and cfg.validation.fold is None:
         result = cross_validate(cfg, folder)
     else:

@@ -51,7 +51,6 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     def run(trial: Any, place: Path) -> float:
         job = trial_config(cfg, shared, trial.params, place.name)
         with held(place):
-            entry.clear_failure(job, place)
             if job.validation.name == "folds":
                 return selecting_recall(cross_validate(job, place))
             pruning = Pruning(trial, f"{config.selecting_set(job)}/recall_at_{min(job.recall_k)}")

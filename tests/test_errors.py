@@ -4,11 +4,10 @@ import math
 
 import pytest
 from commands import compose_train
-from omegaconf import OmegaConf
 
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
+from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
 
 
 @pytest.mark.parametrize("value", [2, 3, 10**30])
@@ -76,21 +75,14 @@ def test_a_name_with_line_breaks_does_not_cut_the_message():
     assert entry.one_line(UsageError("class a\nb has no image: add one.")) == "class a b has no image: add one."
 
 
-def test_the_mark_of_a_failed_run_is_left_and_removed_only_where_the_folder_holds_no_other_run(tmp_path):
-    cfg, other = (compose_train("dataset=folder", "dataset.root=x", f"loss.alpha={alpha}") for alpha in (16, 32))
-    folds = compose_train("dataset=folder", "dataset.root=x", "validation=folds", "validation.fold=0")
-    for place, made in {"one": cfg, "folds/fold0": folds}.items():
-        (tmp_path / place).mkdir(parents=True)
-        made = made.copy()
-        config.make_paths_absolute(made)
-        OmegaConf.save(made, tmp_path / place / "config.yaml", resolve=True)
-    folds.validation.fold = None
-    for folder, own in {tmp_path / "one": cfg, tmp_path / "folds": folds}.items():
-        entry.mark_failed(folder, UsageError("a value out of range"), other)
-        assert not (folder / "error.txt").exists()
-        entry.mark_failed(folder, UsageError("no room"), own)
-        assert (folder / "error.txt").read_text().endswith("\nno room\n")
-        entry.clear_failure(other, folder)
-        assert (folder / "error.txt").exists()
-        entry.clear_failure(own, folder)
-        assert not (folder / "error.txt").exists()
+def test_the_trace_of_a_failed_run_is_left_only_where_the_folder_holds_no_other_run(tmp_path):
+    entry.mark_failed(tmp_path, FolderTaken("holds a run with other settings"))
+    assert not (tmp_path / "error.txt").exists()
+    entry.mark_failed(tmp_path, UsageError("no room"))
+    assert (tmp_path / "error.txt").read_text().endswith("\nno room\n")
+    cfg = compose_train("dataset=folder", "dataset.root=x")
+    assert config.take_up(cfg, tmp_path) == (None, None)  # the next attempt removes it
+    assert not (tmp_path / "error.txt").exists()
+    (tmp_path / "result.json").touch()
+    entry.mark_failed(tmp_path, UsageError("no room"))
+    assert not (tmp_path / "error.txt").exists()

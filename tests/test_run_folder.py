@@ -1,4 +1,4 @@
-"""A run folder belongs to one process at a time: commands of one second, of one name, killed ones, ranks and sweeps."""
+"""A run folder belongs to one process at a time: commands of one moment, of one name, killed ones, ranks."""
 
 from __future__ import annotations
 
@@ -24,25 +24,6 @@ from proxy_anchor.training.module import CHECKPOINT_KEY
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 QUICK = [*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv"]
-
-# As src/train.py, but every command starts in the same second: the clock of Hydra's resolver stands still.
-SAME_SECOND = f"""
-import sys
-sys.path.insert(0, {str(REPOSITORY / "src")!r})
-from hydra.core import utils
-from datetime import datetime
-utils.datetime = type("Clock", (), {{"now": staticmethod(lambda: datetime(2026, 1, 2, 3, 4, 5))}})
-from proxy_anchor.cli import main as entry
-import train
-entry.run(train.main, "train")
-"""
-
-
-def start_same_second(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    program = cwd / "same_second.py"
-    program.write_text(SAME_SECOND)
-    command = [sys.executable, str(program), *arguments]
-    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -91,43 +72,26 @@ def assert_one_run(folder: Path) -> int:
         assert checkpoint["epoch"] + 1 == row["epoch"], name
         recalls = [each["best_model_score"] for each in checkpoint["callbacks"].values() if each.get("monitor")]
         assert [float(each) for each in recalls] == [pytest.approx(result["best"]["recall"]["1"])], name
-    assert config["run"] == folder.name
     return config["seed"]
 
 
-def test_four_commands_of_one_second_have_a_folder_each(glyphs, tmp_path):
+@pytest.mark.slow
+def test_commands_of_one_moment_have_a_folder_each(glyphs, tmp_path):
     seeds = [1, 2, 3, 4]
-    processes = [start_same_second(*QUICK, glyphs, f"seed={seed}", cwd=tmp_path) for seed in seeds]
+    processes = [start(*QUICK, glyphs, f"seed={seed}", cwd=tmp_path) for seed in seeds]
+    processes.append(start("-m", *QUICK, glyphs, "seed=5,6", cwd=tmp_path))
     outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, outputs
-    names = [f"2026-01-02_03-04-05{number}" for number in ("", "_2", "_3", "_4")]
-    assert sorted(each.name for each in (tmp_path / "runs").iterdir()) == names  # and no lock file is left
-    assert sorted(assert_one_run(tmp_path / "runs" / name) for name in names) == seeds
+    assert [process.returncode for process in processes] == [0] * 5, outputs
+    folders = [each.parent for each in (tmp_path / "runs").rglob("result.json")]
+    assert sorted(map(assert_one_run, folders)) == [1, 2, 3, 4, 5, 6]
+    assert len(list((tmp_path / "runs").iterdir())) == 5  # and no lock file is left
 
 
-def test_sweeps_of_one_second_have_a_folder_each(glyphs, tmp_path):
-    sweeps = [["-m", *QUICK, glyphs, "seed=1,2", f"loss.alpha={alpha}"] for alpha in (16, 32)]
-    processes = [start_same_second(*sweep, cwd=tmp_path) for sweep in sweeps]
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    found = {}
-    for folder in (tmp_path / "runs").iterdir():
-        assert sorted(each.name for each in folder.iterdir()) == ["0", "1", "multirun.yaml"]
-        for job in "01":
-            config = yaml.safe_load((folder / job / "config.yaml").read_text())
-            assert config["run"] == folder.name
-            assert (folder / job / "result.json").is_file()
-            found[folder.name, config["seed"]] = config["loss"]["alpha"]
-        alpha = yaml.safe_load((folder / "multirun.yaml").read_text())["loss"]["alpha"]
-        assert alpha == found[folder.name, 1] == found[folder.name, 2]
-    assert {name for name, _ in found} == {"2026-01-02_03-04-05", "2026-01-02_03-04-05_2"}
-    assert sorted(found.values()) == [16, 16, 32, 32]
-
-
+@pytest.mark.slow
 def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, start_and_halt, tmp_path):
     first = start_and_halt(*RUN, glyphs, line="epoch 1/5")
     before = (tmp_path / "runs/x/config.yaml").read_bytes()
-    for arguments in ([*RUN, "seed=7"], RUN, ["-m", *RUN]):
+    for arguments in ([*RUN, "seed=7"], RUN):
         done = run_entry("train.py", *arguments, glyphs, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
@@ -136,11 +100,11 @@ def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, sta
         )
     ended(first)
     assert (tmp_path / "runs/x/config.yaml").read_bytes() == before
-    assert not (tmp_path / "runs/x/multirun.yaml").exists()
     assert assert_one_run(tmp_path / "runs/x") == 1
     assert "finished: it is not repeated" in run_ok("train.py", *RUN, glyphs, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_command_that_comes_before_the_first_checkpoint_removes_nothing(glyphs, start_and_halt, tmp_path):
     # What an interrupted run leaves by then is begun anew.
     first = start_and_halt(*RUN, glyphs, line="before training")
@@ -150,6 +114,7 @@ def test_a_command_that_comes_before_the_first_checkpoint_removes_nothing(glyphs
     assert assert_one_run(tmp_path / "runs/x") == 1
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_same_command_goes_on_at_once(glyphs, start_and_halt, tmp_path):
     workers = [
         each.replace("data.num_workers=0", "data.num_workers=2") for each in RUN
@@ -163,6 +128,7 @@ def test_after_a_kill_the_same_command_goes_on_at_once(glyphs, start_and_halt, t
     assert not (tmp_path / "runs/.x.lock").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_does_not(
     glyphs, start_and_halt, tmp_path
 ):
@@ -186,6 +152,7 @@ def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_do
     assert assert_one_run(tmp_path / "runs/x") == 1
 
 
+@pytest.mark.slow
 def test_a_comparison_and_a_run_of_its_folder_exclude_each_other(glyphs, start_and_halt, tmp_path):
     first = start_and_halt(*RUN, glyphs, "run=c/proxy_anchor/seed1", line="epoch 1/5")
     words = [each for each in (*RUN, glyphs) if not each.startswith("run=")]

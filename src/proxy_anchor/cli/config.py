@@ -17,12 +17,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.runs import BEFORE
 from proxy_anchor.training.run_lock import take
-from proxy_anchor.utils import RESULT_FILE, one_of_several, rank, read_result
+from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, one_of_several, rank, read_result
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -334,9 +333,14 @@ def _only_ddp(cfg: DictConfig) -> UsageError:
     return UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
 
 
+def _content(folder: Path) -> list[Path]:
+    """What a run folder holds, but for the trace of an attempt that failed."""
+    return [each for each in folder.glob("*") if each.name != FAILURE_FILE]
+
+
 def require_new(folder: Path) -> None:
     """Refuse a run folder that holds another run: their files would be mixed. The first process looks, for all."""
-    if rank() == 0 and any(folder.glob("*")):
+    if rank() == 0 and _content(folder):
         raise FolderTaken(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
 
 
@@ -349,7 +353,9 @@ def take_up(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Check
 
     def look() -> tuple[dict[str, Any] | None, Checkpoint | None]:
         result = finished(cfg, folder)
-        return result, checkpoint_to_continue(cfg, folder) if result is None else None
+        before = checkpoint_to_continue(cfg, folder) if result is None else None
+        (folder / FAILURE_FILE).unlink(missing_ok=True)  # the folder is this run's: an earlier attempt left it
+        return result, before
 
     if not one_of_several():
         return look()  # the caller holds the folder
@@ -382,7 +388,7 @@ def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
 
     Raises UsageError when the folder holds something else, or resume=never finds anything.
     """
-    if cfg.resume == "never" or not any(folder.glob("*")):
+    if cfg.resume == "never" or not _content(folder):
         require_new(folder)
         return None
     from proxy_anchor.training.run_folder import clear_beginning, newest_checkpoint
@@ -438,24 +444,6 @@ def require_same(cfg: DictConfig, folder: Path) -> None:
             f"{folder} holds a run with other settings ({', '.join(sorted(different))}): choose another run=NAME, or remove "
             "that folder."
         )
-
-
-def holds_another(cfg: DictConfig, folder: Path) -> bool:
-    """Whether the run in `folder`, or the first fold of one, has other settings than this configuration, which need not be
-    checked yet.
-    """
-    held = next((each for each in (folder, folder / "fold0") if (each / "config.yaml").is_file()), None)
-    if held is None:
-        return False
-    own = cfg.copy()
-    try:
-        if held != folder and own.validation.name == "folds":
-            own.validation.fold = 0
-        make_paths_absolute(own)
-        require_same(own, held)
-    except (UsageError, OmegaConfBaseException):
-        return True
-    return False
 
 
 def _at(config: Any, key: str) -> Any:

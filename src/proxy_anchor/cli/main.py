@@ -16,9 +16,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from io import TextIOWrapper
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,16 +26,15 @@ import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverrideParseException
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
-from hydra.experimental.callback import Callback
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from proxy_anchor.cli.config import holds_another
 from proxy_anchor.errors import STOPPED, USAGE_ERROR, AgreedError, FolderTaken, UsageError, did_you_mean
 from proxy_anchor.sweeps.launcher import (
     LAUNCHER,
@@ -48,8 +46,8 @@ from proxy_anchor.sweeps.launcher import (
     run_ranks,
     write_failure,
 )
-from proxy_anchor.training.run_lock import HELD_BY_PARENT, held, take
-from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, keep_freed_memory, one_of_several, rank, read_result
+from proxy_anchor.training.run_lock import HELD_BY_PARENT
+from proxy_anchor.utils import RESULT_FILE, keep_freed_memory, rank, read_result
 
 STARTED_AT = "PROXY_ANCHOR_STARTED"  # hands it on to the processes of one command, which share a monotonic clock
 # When the command began, but for the interpreter and the imports above.
@@ -75,7 +73,7 @@ class TimmSource(ConfigSource):
             raise ConfigLoadError(f"{config_path} is not a timm model")
         name = self._model_name(config_path)
         untagged = name.partition(".")[0]  # resnet50.tv_in1k is trained as resnet50 is
-        base = untagged if untagged in _choices("backbone") else "timm"
+        base = untagged if (Path(CONF) / "backbone" / f"{untagged}.yaml").is_file() else "timm"
         config = OmegaConf.create({"defaults": [base], "name": name})
         return ConfigResult(config=config, path=f"{self.scheme()}://", provider=self.provider, header={"package": None})
 
@@ -124,56 +122,6 @@ def register_plugins() -> None:
     )
     Plugins.instance().register(TimmSource)
     Plugins.instance().register(TimmSearchPath)
-
-
-class FolderRefused(BaseException):
-    """Carries the error of `RunFolder` past Hydra, which makes a warning of every Exception of a callback."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class RunFolder(Callback):
-    """Takes the folder of a run or a sweep before Hydra makes it; a default name that is taken gets a number behind it."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """The folder of a run; that of several processes is taken by the first of them (see `settings.take_up`)."""
-        if not one_of_several():
-            hydra_config: Any = HydraConfig.instance()
-            before, hydra_config.cfg = hydra_config.cfg, config  # which hydra.run.dir may read
-            try:
-                self._take(config, "hydra.run.dir")
-            finally:
-                hydra_config.cfg = before
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """The folder of a sweep. Its jobs, which take their own, are told its name."""
-        given = config.run
-        self._take(config, "hydra.sweep.dir")
-        if config.run != given:
-            with read_write(config.hydra), open_dict(config.hydra):
-                config.hydra.overrides.task.append(f"run={config.run}")
-
-    def _take(self, config: DictConfig, key: str) -> None:
-        try:
-            folder, name = Path(OmegaConf.select(config, key)), str(config.run)
-            named_by_time = OmegaConf.is_interpolation(config, "run") and folder.name == name
-        except OmegaConfBaseException:
-            return  # Hydra meets it next, and reports it
-        try:
-            if not named_by_time:
-                take(folder)
-                return
-            for number in count(2):
-                with suppress(FolderTaken, FileExistsError):
-                    folder.mkdir(parents=True)  # of two commands one succeeds, whenever they look at the lock
-                    take(folder, wait_s=0)
-                    return
-                config.run = f"{name}_{number}"
-                folder = folder.with_name(config.run)
-        except (UsageError, OSError) as error:
-            raise FolderRefused(error) from error
 
 
 def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any]:
@@ -231,14 +179,10 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         own_folder = output_folder() != Path.cwd()  # evaluate.py and others run where the user stands
         marked = own_folder and (in_sweep or SWEEP_JOB in os.environ)
         try:
-            # The folder of a single run is held until the process ends: a checkpoint may still be written in the background.
-            with held(output_folder()) if own_folder and in_sweep else nullcontext():
-                if marked:
-                    clear_failure(cfg, output_folder())
-                return main(cfg)
+            return main(cfg)
         except Exception as error:
             if marked:
-                mark_failed(output_folder(), error, cfg)
+                mark_failed(output_folder(), error)
             elif own_folder and isinstance(error, USER_ERRORS):
                 with suppress(OSError):
                     output_folder().rmdir()  # only succeeds while nothing has been written
@@ -264,14 +208,12 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.exit(1)
     except USER_ERRORS as error:
         failures.append(error)
-    except FolderRefused as refused:
-        failures.append(refused.error)
     except Exception as error:
         if is_rank and left_by_others():
             sys.exit(1)
         if composed:
             raise
-        failures.append(composing_error(error))
+        failures.append(UsageError(f"{_NO_OVERRIDE} ({' '.join(str(error).split()) or type(error).__name__})."))
     except (KeyboardInterrupt, SystemExit) as stop:
         # Lightning turns Ctrl-C into an exit of its own.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
@@ -289,19 +231,9 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.exit(USAGE_ERROR)
 
 
-def clear_failure(cfg: DictConfig, folder: Path) -> None:
-    """Remove what an earlier attempt at this run left by `mark_failed`; not where the folder holds another run."""
-    if not holds_another(cfg, folder):
-        (folder / FAILURE_FILE).unlink(missing_ok=True)
-
-
-def mark_failed(folder: Path, error: Exception, cfg: DictConfig | None = None) -> None:
-    """Leave the trace of the run that this error ended in its folder; not where that holds another run, or a finished one.
-
-    cfg: of the run; None where the folder is known to hold no other.
-    """
-    taken = any(isinstance(each, FolderTaken) for each in _causes(error)) or (folder / RESULT_FILE).exists()
-    if not (taken or (cfg is not None and holds_another(cfg, folder))):
+def mark_failed(folder: Path, error: Exception) -> None:
+    """Leave the trace of the run that this error ended in its folder; not where that holds another run."""
+    if not (any(isinstance(each, FolderTaken) for each in _causes(error)) or (folder / RESULT_FILE).exists()):
         write_failure(folder, "".join(traceback.format_exception(error)), reason(error))
 
 
@@ -316,13 +248,6 @@ def forget_last_run() -> None:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     STARTED = time.monotonic()
-
-
-def composing_error(error: Exception) -> UsageError:
-    """What Hydra raises, beside errors of its own, for overrides of which it makes no sense."""
-    if "Config group override" in str(error) or isinstance(error, TypeError):
-        return UsageError("a config group cannot be null, a number or a list: name one of its files, or leave it out.")
-    return UsageError("an override cannot be understood: write key=value, or group=NAME for one of a group's files.")
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
@@ -357,7 +282,7 @@ def reason(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The error as one line: the innermost UsageError's text, or Hydra's message with the repair."""
+    """The error as one line: the innermost UsageError's text, or what Hydra and OmegaConf found, with the repair."""
     chain = list(_causes(error))
     for link in chain:
         if isinstance(link, UsageError):
@@ -365,25 +290,22 @@ def one_line(error: BaseException) -> str:
             if "Original Traceback (most recent call last):" in lines:  # a data worker's: the message is its last line
                 return lines[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
             return " ".join(lines)  # a name may hold line breaks
-    text = str(error).strip()
-    if match := re.match(r"Could not override '(?P<key>[^']+)'", text):
-        return _unknown_key(match["key"].lstrip("+~"), chain)
-    if match := re.match(r"(?:In '[^']*': )?Could not find '(?P<group>\w+)/(?P<name>[^']+)'", text):
-        return _unknown_choice(match["group"], match["name"])
-    if isinstance(error, OSError) and error.errno in _REPAIRS:
-        return f"{error.filename or 'a file'}: {error.strerror}: {_REPAIRS[error.errno]}."
-    if text.startswith("Error in call to target"):  # the cause says it in its own words
-        key = re.search(r"full_key: (\S+)", text)
-        return f"{key[1] + ': ' if key else ''}{str(chain[-1]).strip().splitlines()[0]}"
-    if match := re.match(r"You must specify '(?P<group>\w+)'", text):
-        return f"{match['group']} is needed: add {match['group']}=NAME, one of: {', '.join(_choices(match['group']))}."
-    if text.startswith("mismatched input '='"):
-        return "a value that holds = stands in two kinds of quotes: 'key=\"value\"'."
-    if match := re.match(r"Missing mandatory value: (\S+)", text):
-        return f"{match[1]} is needed: add {match[1]}=... to the command."
-    return " ".join(line.strip() for line in text.splitlines()[:2]) or type(error).__name__
+        if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and isinstance(link.parent_node, DictConfig):
+            return _unknown_key(str(link.full_key), link.parent_node)
+        if isinstance(link, MissingConfigException) and link.options:
+            return _unknown_choice(*str(link.missing_cfg_file).split("/", 1), known=[*link.options])
+        if isinstance(link, MissingMandatoryValue):
+            return f"{link.full_key or str(link).split(': ')[-1]} is needed: add it to the command as KEY=VALUE."
+        if isinstance(link, OverrideParseException):
+            return f"{link.override}: write key=value; a value that holds = or a comma stands in two kinds of quotes."
+        if isinstance(link, InstantiationException):  # the cause says it in its own words
+            return str(chain[-1]).strip().splitlines()[0]
+        if isinstance(link, OSError) and link.errno in _REPAIRS:
+            return f"{link.filename or 'a file'}: {link.strerror}: {_REPAIRS[link.errno]}."
+    return " ".join(line.strip() for line in str(error).strip().splitlines()[:2]) or type(error).__name__
 
 
+_NO_OVERRIDE = "an override cannot be understood: write key=value, or group=NAME for one of a group's files"
 _NO_ROOM = "make room, and give the same command again"
 _NO_RIGHT = "it may not be used in this way: change its permissions, or start in another folder"
 _REPAIRS = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _NO_ROOM}
@@ -396,21 +318,15 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _unknown_key(key: str, chain: list[BaseException]) -> str:
-    parent, _, name = key.rpartition(".")
-    node = next((node for link in chain if (node := getattr(link, "parent_node", None)) is not None), None)
-    known = [str(each) for each in node] if isinstance(node, DictConfig) else []
-    place = f" in {parent}" if parent else ""
-    listed = f" Known{place}: {', '.join(sorted(known))}." if known else ""
-    return f"unknown key {key!r}.{did_you_mean(name, known)}{listed}"
+def _unknown_key(key: str, parent: DictConfig) -> str:
+    place, _, name = key.rpartition(".")
+    known = sorted(map(str, parent))
+    return (
+        f"unknown key {key!r}.{did_you_mean(name, known)} Known{f' in {place}' if place else ''}: {', '.join(known)}."
+    )
 
 
-def _choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (Path(CONF) / group).glob("*.yaml"))
-
-
-def _unknown_choice(group: str, name: str) -> str:
-    known = _choices(group)
+def _unknown_choice(group: str, name: str = "", *, known: list[str]) -> str:
     if group == "backbone":
         import timm
 
