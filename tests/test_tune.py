@@ -167,7 +167,6 @@ def test_several_processes_take_trials_of_one_study_and_repeat_what_failed(tmp_p
     study = open_again()
     study.study.tell(trials[1].number, 0.5)
     study.study.tell(trials[2].number, state=optuna.trial.TrialState.FAIL)
-    study.fail_running()
     study.repeat_failed()
     again = [study.next_trial(4) for _ in range(3)]
     assert [study.folder_of(trial).name for trial in again] == ["trial0", "trial2", "trial3"]
