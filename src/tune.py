@@ -44,9 +44,9 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     first = {key: each.choices[0] if hasattr(each, "choices") else each.low for key, each in space.items()}
     trial_config(cfg, shared, first, "trial0")  # what no trial could do is said now
     study = Tuning(folder, space, cfg.seed, cfg.pruner and instantiate(cfg.pruner))
-    for name, trial in study.trials().items():
+    for name, known in study.trials().items():
         if (folder / name / "config.yaml").is_file():
-            config.require_same(trial_config(cfg, shared, trial.params, name), folder / name)
+            config.require_same(trial_config(cfg, shared, known.params, name), folder / name)
 
     def run(trial: Any, place: Path) -> float:
         job = trial_config(cfg, shared, trial.params, place.name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import lookalikes as look
 import pytest
-from commands import REPOSITORY, compose_train, run_ok
+from commands import REPOSITORY, compose_train
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli.experiments import experiment_rows, read_experiment, read_experiments
@@ -138,13 +138,10 @@ GOOD = (FOLDER / "cub_batch_size.yaml").read_text()
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("embedding_dim: 512\n", "has no contract"),
         ("# @package _global_\nembedding_dim: 512\n", "has no contract"),
-        ("# a title\n" + GOOD, "has no contract"),
         (re.sub(r"# command.*\n", "", GOOD), "the contract lacks command; add '# command: ...' at the top"),
         (re.sub(r"# (duration|memory).*\n", "", GOOD), "the contract lacks duration, memory"),
         (GOOD.replace("# paper:", "# papre:"), "'# papre: tab:batch_size_fine' is not a new field"),
-        (GOOD.replace("R@1 65.9", "R@1 66"), "expected '[key=value ...] R@1 68.4, R@2 79.2, ...'"),
         (GOOD.replace("R@1 65.9", "about 66"), "expected '[key=value ...] R@1 68.4, R@2 79.2, ...'"),
         (GOOD.replace("override /dataset", "dataset"), "expected defaults that hold 'override /dataset: NAME'"),
     ],
@@ -188,21 +185,6 @@ def test_an_experiment_on_each_data_set_trains_on_made_up_images(name, roots, tm
     result = train(cfg, tmp_path)
     assert [row["epoch"] for row in result["history"]] == [0, 1]
     assert result["history"][1]["train_loss"] > 0
-
-
-def test_sweep_runs_as_its_contract_says(roots, tmp_path):
-    """One of them through the command line, without -m, so that Hydra itself reads the file's sweeper."""
-    output = run_ok(
-        "train.py",
-        "experiment=cub_image_size",
-        "run=x",
-        f"dataset.root={roots['cub']}",
-        "dataset.allow_partial=true",
-        *ONE_EPOCH,
-        cwd=tmp_path,
-    )
-    assert "{crop:448,resize:512}" in output
-    assert sorted(path.parent.name for path in (tmp_path / "runs" / "x").glob("*/result.json")) == ["0", "1", "2", "3"]
 
 
 def test_paper_numbers_a_person_knows():

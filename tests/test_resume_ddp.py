@@ -142,7 +142,8 @@ def test_fewer_devices_than_auto_found_at_first_are_refused(interrupted, argumen
 @pytest.mark.parametrize("whom", ["command", "all", "one", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_signal_stops_all_after_the_same_step(whom, straight, arguments, tmp_path):
     number = signal.SIGUSR1 if whom == "command" else signal.SIGTERM
-    process = start(*arguments, cwd=tmp_path, launcher=TORCHRUN if whom == "torchrun" else None)
+    workers = ["data.num_workers=2"] if whom in ("command", "torchrun") else []  # in the group of a rank
+    process = start(*arguments, *workers, cwd=tmp_path, launcher=TORCHRUN if whom == "torchrun" else None)
     output = wait_for_line(process, "epoch 2/5")
     if whom == "all":
         os.killpg(process.pid, number)

@@ -71,8 +71,9 @@ def start_ranks(tmp_path: Path, text: str) -> tuple[subprocess.Popen, list[int]]
     command = script(tmp_path, f"{begin}\nfile.write_text(str(os.getpid()))\n{text}\ntime.sleep(60)")
     launch = f"import sys; from proxy_anchor.sweeps.launcher import run_ranks\ntry: run_ranks({command}, 2, {{}})\n"
     launch += "except KeyboardInterrupt: sys.exit(130)"
-    process = subprocess.Popen([sys.executable, "-c", launch], env={**os.environ, **ENVIRONMENT})
-    return process, [int(read_when_written(tmp_path / rank)) for rank in ("0", "1")]
+    environment = {**os.environ, **ENVIRONMENT}
+    process = subprocess.Popen([sys.executable, "-c", launch], env=environment, stderr=subprocess.PIPE)
+    return process, [int(read_when_written(tmp_path / rank).split()[0]) for rank in ("0", "1")]
 
 
 @pytest.mark.slow
@@ -82,14 +83,17 @@ def start_ranks(tmp_path: Path, text: str) -> tuple[subprocess.Popen, list[int]]
 def test_a_signal_ends_all_ranks(number, code, tmp_path):
     process, ranks = start_ranks(tmp_path, "")
     process.send_signal(number)
-    assert process.wait(30) == code
+    assert b"death signal" not in process.communicate(timeout=30)[1]  # torch's log
+    assert process.returncode == code
     for each in ranks:
         await_end(each)
 
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["end_with_parent(); file.write_text('ready')", "time.sleep(1); end_with_parent()"])
+@pytest.mark.parametrize(
+    "text", ["end_with_parent(); file.open('a').write(' ready')", "time.sleep(1); end_with_parent()"]
+)
 def test_a_killed_launcher_takes_its_ranks_with_it_at_any_time(text, tmp_path):
     process, ranks = start_ranks(tmp_path, text)
     for rank in ("0", "1") if "ready" in text else ():
@@ -199,9 +203,10 @@ SLOW = """
 import signal, subprocess, sys
 from pathlib import Path
 from proxy_anchor.sweeps.launcher import Job, run_here
-slow = 'import os, signal, sys, time; from pathlib import Path\\n'
+slow = 'import os, signal, sys, time; from pathlib import Path; from proxy_anchor.sweeps.launcher import end_with_parent\\n'
 slow += 'def stop(*_): Path("saved").touch(); sys.exit(75)\\n'
-slow += 'signal.signal(signal.SIGTERM, stop); print(os.getpid(), "ready", flush=True); time.sleep(60)'
+slow += 'for each in (signal.SIGTERM, signal.SIGUSR2): signal.signal(each, stop)\\n'
+slow += 'end_with_parent(); print(os.getpid(), "ready", flush=True); time.sleep(60)'
 job = Job((sys.executable, '-c', slow), Path.cwd(), Path('run').absolute())
 """
 

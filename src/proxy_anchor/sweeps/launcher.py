@@ -62,7 +62,6 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     passed_on = [*NOTICES, signal.SIGINT]
     before = os.environ.copy()
     handlers = {number: signal.getsignal(number) for number in passed_on}  # torch does not give them back
@@ -79,6 +78,7 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
             signals_to_handle=",".join(signal.Signals(number).name for number in passed_on),
         )
         os.environ.update(environment | {LAUNCHER: str(os.getpid())})
+        logging.disable()  # what torch logs about signals and failures is said here
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as stop:
@@ -94,6 +94,7 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
                 f"process {rank} of {num_ranks} {how}; its messages stand above, and all were ended."
             ) from None
         finally:
+            logging.disable(logging.NOTSET)
             os.environ.clear()
             os.environ.update(before)
             for number, handler in handlers.items():
@@ -266,7 +267,7 @@ def run_on_ray(jobs: Sequence[Job], on_end: OnEnd, address: str | None, options:
     try:
         if (gpus := ray.cluster_resources().get("GPU", 0)) < options["num_gpus"]:
             raise UsageError(f"launcher=ray: the cluster shows {gpus:g} GPUs; add trainer.accelerator=cpu to use none.")
-        run = ray.remote(**options)(lambda job: job())
+        run: Any = ray.remote(**options)(lambda job: job())
         _await(jobs, [run.remote(job).future() for job in jobs], on_end)
     finally:
         ray.shutdown()

@@ -33,7 +33,7 @@ def make_space(search: Any) -> Space:
     Values of a list are equals; a range of whole numbers gives whole numbers. Raises UsageError for anything else.
     """
     try:
-        return {str(key): _distribution(given) for key, given in dict(search or None).items()}
+        return {str(key): _distribution(given) for key, given in search.items()}
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         example = "'{optimizer.lr: {min: 1e-5, max: 1e-3, log: true}, loss.alpha: [16, 32, 64]}'"
         raise UsageError(

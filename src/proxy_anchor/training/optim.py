@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -56,8 +57,8 @@ def check_learning(
         name = f"scheduler={scheduler.func.__name__}"
         entry = make_scheduler(scheduler, tried, total_steps=1)
         if not isinstance(entry["scheduler"], ReduceLROnPlateau):
-            tried.step()
-            entry["scheduler"].step()
+            with warnings.catch_warnings(action="ignore"):  # no step of the optimizer: it would look for a GPU
+                entry["scheduler"].step()
     except (TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"{name} does not take these arguments: {error}.") from error
 
