@@ -15,15 +15,10 @@ import pytest
 from commands import TINY_FOLDER, compose_train
 from PIL import Image
 from processes import permissions_count
-from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import config
-from proxy_anchor.cli import main as entry
-from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.bad_images import UNUSABLE, check_images, leave_out_unusable, naming_all_unusable
 from proxy_anchor.data.folder import load_folder
-from proxy_anchor.data.images import ImageDataset
-from proxy_anchor.data.table import make_tables
 from proxy_anchor.errors import UnreadableImage, UsageError
 from proxy_anchor.training.module import MetricLearner
 from train import train
@@ -269,12 +264,3 @@ def test_what_goes_bad_while_training_is_one_line_and_the_run_continues_once_it_
         path.write_bytes(content)
     result, _ = run(tmp_path / "mine", *how)
     assert [row["epoch"] for row in result["history"]] == [0, 1, 2, 3]
-
-
-def test_what_a_worker_process_cannot_read_is_named_in_one_line(tmp_path):
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"text")
-    [table] = make_tables([(bad, "a")])
-    with pytest.raises(UnreadableImage) as caught:
-        next(iter(DataLoader(ImageDataset(table, CentralCrop(8, 8)), num_workers=1)))
-    assert entry.one_line(caught.value).startswith(f"image {bad} cannot be read (")

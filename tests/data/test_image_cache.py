@@ -53,6 +53,20 @@ def test_pixels_are_those_of_the_one_reader(table: ImageTable, form: module.Form
     assert pixels.image(0).mode == "RGB"
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_processes_decode_a_share_each_and_send_it(
+    rank: int, table: ImageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, sent = in_memory(table, Shrunk()), []
+    monkeypatch.setattr(module.dist, "broadcast", lambda share, src: sent.append((src, share)))
+    decode_to_device(table, Shrunk(), whole.sizes, CPU, 0, rank, 2)
+    assert [src for src, _ in sent] == [0, 1]
+    start = sum(len(share) for src, share in sent if src < rank)
+    mine = sent[rank][1]
+    assert 0 < len(mine) < len(whole.values) == sum(len(share) for _, share in sent)
+    assert torch.equal(mine, whole.values[start : start + len(mine)])
+
+
 def test_shrinking_never_enlarges_and_rounds_as_torchvision_does() -> None:
     assert Shrunk(12).size(10, 20) == (10, 20)
     assert Shrunk(8).size(10, 20) == (8, 16)

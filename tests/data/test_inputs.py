@@ -55,12 +55,6 @@ def test_what_is_no_image_is_said_in_one_line(given: object, reason: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_a_truncated_file_is_refused_whole(write_images: Callable) -> None:
-    [(path, _)] = write_images({"a": 1})
-    with pytest.raises(UsageError, match="cannot be read"):
-        open_input(path.read_bytes()[:-200])
-
-
 def png_header(width: int, height: int) -> bytes:
     """A PNG file that claims a size and holds no pixels."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

@@ -71,6 +71,17 @@ def test_batches_and_workers_change_nothing(make_checkpoint: Callable, gallery: 
     assert torch.allclose(whole.embeddings, parts.embeddings, atol=1e-6)
 
 
+def test_bf16_is_another_precision_of_the_same_embeddings(make_checkpoint: Callable, gallery: Path, tmp_path) -> None:
+    paths, trained = sorted(gallery.rglob("*.png")), load_trained(make_checkpoint())
+    done = [
+        Embedder(trained, precision=each, num_workers=0).embed(paths, shards=tmp_path / "parts", progress=False)
+        for each in ("32", "bf16")
+    ]
+    assert [each.reused for each in done] == [0, 0]  # parts of another precision are not taken
+    assert done[1].embeddings.dtype == torch.float32
+    assert 0.99 < (done[0].embeddings * done[1].embeddings).sum(1).min() < 1 - 1e-6
+
+
 def test_many_queries_at_once_are_the_same_as_one_by_one(retriever: Retriever, gallery: Path) -> None:
     paths = sorted(gallery.rglob("*.png"))[::4]
     together = retriever.search(paths, k=3)

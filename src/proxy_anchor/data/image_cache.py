@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +135,13 @@ def decode_to_device(
     pixels = Pixels(torch.empty(3 * int(sizes.prod(1).sum()), dtype=torch.uint8, device=device), sizes)
     bounds = [len(table) * part // world_size for part in range(world_size + 1)]
     ends = [*pixels.offsets.tolist(), len(pixels.values)]
-    for part in range(world_size):
-        rows = slice(bounds[part], bounds[part + 1])
-        share = pixels.values[ends[rows.start] : ends[rows.stop]]
-        if part == rank:
-            mine = ImageTable(table.paths[rows], table.labels[rows], table.classes)
-            decode_into(share, mine, form, num_workers)
+    shares = [pixels.values[ends[first] : ends[last]] for first, last in pairwise(bounds)]
+    rows = slice(bounds[rank], bounds[rank + 1])
+    mine = ImageTable(table.paths[rows], table.labels[rows], table.classes)
+    decode_into(shares[rank], mine, form, num_workers)
     if world_size > 1:
-        for part in range(world_size):
-            dist.broadcast(pixels.values[ends[bounds[part]] : ends[bounds[part + 1]]], src=part)
+        for part, share in enumerate(shares):
+            dist.broadcast(share, src=part)
     return pixels
 
 
