@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.reports.runs import (
     Run,
+    Spread,
     backbone_abbreviation,
     backbone_name,
     by_seed,
@@ -29,7 +30,6 @@ from proxy_anchor.reports.runs import (
     settings,
     told_apart,
 )
-from proxy_anchor.reports.tables import Spread
 
 # Okabe and Ito's colours stay apart for every kind of colour vision; the line's form tells them apart in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")

@@ -18,6 +18,7 @@ import pandas
 
 from proxy_anchor.reports.runs import (
     Run,
+    Spread,
     backbone_abbreviation,
     backbone_name,
     by_seed,
@@ -27,7 +28,7 @@ from proxy_anchor.reports.runs import (
     method_name,
     told_apart,
 )
-from proxy_anchor.reports.tables import Spread, format_table, markdown_table
+from proxy_anchor.reports.tables import format_table, markdown_table
 from proxy_anchor.utils import write_text
 
 MAIN_TABLES = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import yaml
@@ -76,6 +77,32 @@ BEFORE = {
     "backbone.drop_path": 0.0,
     "float32_precision": "tf32",
 }
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (None for one value) of n values, out of `runs` that could have had one."""
+
+    mean: float
+    deviation: float | None
+    n: int
+    runs: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Over the values that are there; None when none is."""
+        everything = list(values)
+        known = [value for value in everything if value is not None]
+        if not known:
+            return None
+        return cls(mean(known), stdev(known) if len(known) > 1 else None, len(known), len(everything))
+
+    def __str__(self) -> str:
+        digits = 0 if self.mean >= 1000 else 1
+        text = f"{self.mean:.{digits}f}"
+        if self.deviation is not None:
+            text += f" ± {self.deviation:.{digits}f}"
+        return text if self.n == self.runs else f"{text} ({self.n} of {self.runs})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import floor
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.runs import Spread
 from proxy_anchor.utils import RESULT_FILE, read_result, write_text
 
 if TYPE_CHECKING:
@@ -17,32 +17,6 @@ if TYPE_CHECKING:
 
 Result = Mapping[str, Any]
 TABLE = "comparison"
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation (None for one value) of n values, out of `runs` that could have had one."""
-
-    mean: float
-    deviation: float | None
-    n: int
-    runs: int
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Over the values that are there; None when none is."""
-        everything = list(values)
-        known = [value for value in everything if value is not None]
-        if not known:
-            return None
-        return cls(mean(known), stdev(known) if len(known) > 1 else None, len(known), len(everything))
-
-    def __str__(self) -> str:
-        digits = 0 if self.mean >= 1000 else 1
-        text = f"{self.mean:.{digits}f}"
-        if self.deviation is not None:
-            text += f" ± {self.deviation:.{digits}f}"
-        return text if self.n == self.runs else f"{text} ({self.n} of {self.runs})"
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
