@@ -28,7 +28,6 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
-    from proxy_anchor.cli.failures import explained
     from proxy_anchor.data.bad_images import naming_all_unusable
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.reports.run import finish_run, make_result
@@ -81,7 +80,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     learner = MetricLearner(net, loss, **config.learning(cfg), metadata=metadata, **compilation)
 
     print(data.describe(), config.describe_training(cfg), sep="\n", flush=True)
-    with explained(trainer, learner, data), naming_all_unusable(data.splits, data.on_bad_image):
+    with entry.explained(cfg), naming_all_unusable(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
             config.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing

@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -229,6 +229,35 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         elif rank() == 0 or not any(isinstance(each, AgreedError) for each in _causes(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
+
+
+@contextmanager
+def explained(cfg: DictConfig) -> Iterator[None]:
+    """Raise UsageError, with the keys to set, for too little memory on the GPU and for an operation without repeatable form."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        # The frames hold the step's tensors, which the next job of a sweep would find missing.
+        traceback.clear_frames(error.__traceback__)
+        figures = ""
+        if torch.cuda.is_initialized():
+            peak, capacity = torch.cuda.max_memory_allocated() / 2**30, torch.cuda.mem_get_info()[1] / 2**30
+            figures = f" (peak {peak:.1f} GiB of the GPU's {capacity:.1f} GiB)"
+            torch.cuda.empty_cache()
+        raise UsageError(
+            f"out of memory with data.batch_size={cfg.data.batch_size}{figures}: set a smaller one (data.eval_batch_size if an "
+            "evaluation had begun), trainer.precision=bf16-mixed, or data.cache=ram."
+        ) from None
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        operation = str(error).split(" does not")[0]
+        raise UsageError(
+            f"deterministic=true: {operation} has no repeatable form on this device; set trainer.deterministic=warn to go on "
+            "where there is none, or choose another backbone or loss."
+        ) from error
 
 
 def mark_failed(folder: Path, error: Exception) -> None:
