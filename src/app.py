@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks
 from proxy_anchor.cli import main as entry
 
 
@@ -13,7 +13,7 @@ def serve(cfg: DictConfig) -> None:
     from proxy_anchor.inference.app.server import LOCAL, make_app, run
     from proxy_anchor.inference.retriever import open_index
 
-    config.check_retrieval(cfg, "app")
+    checks.check_retrieval(cfg, "app")
     retrievers = {cfg.checkpoint: open_index(cfg.checkpoint, cfg.gallery, cfg.index, **cfg.embed)}
     if cfg.compare is not None:
         retrievers[cfg.compare] = open_index(cfg.compare, cfg.gallery, cfg.compare_index, **cfg.embed)

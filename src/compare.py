@@ -13,7 +13,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_int, check_number
 from proxy_anchor.training.run_lock import held
@@ -86,7 +86,7 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
             job = jobs[loss, seed] = compose("train", [*shared, f"loss={loss}", f"seed={seed}"])
             job.run = f"{cfg.run}/{loss}/seed{seed}"
             config.make_paths_absolute(job)
-            config.check_config(job)
+            checks.check_config(job)
     return jobs
 
 
@@ -107,7 +107,7 @@ def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
     """The result of an earlier run with the same settings, if `place` holds one; an interrupted one is continued."""
     result = read_result(place)
     if result is not None:
-        config.require_same(job, place)
+        start.require_same(job, place)
         print("finished before, and kept")
     return result
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config
 from proxy_anchor.cli import main as entry
 
 
@@ -22,7 +22,7 @@ def embed(cfg: DictConfig) -> int:
     from proxy_anchor.inference.retriever import report_skipped
     from proxy_anchor.reports.tables import write_embeddings
 
-    config.check_retrieval(cfg, "embed")
+    checks.check_retrieval(cfg, "embed")
     output, root = Path(config.absolute(cfg.output)), Path(config.absolute(cfg.images))
     paths = find_images(root)
     labels = class_folders(paths, root)

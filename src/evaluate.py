@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config
 from proxy_anchor.cli import main as entry
 from proxy_anchor.reports.runs import BEFORE
 
@@ -29,11 +29,11 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.utils import write_json
 
-    config.check_evaluation(cfg)
+    checks.check_evaluation(cfg)
     saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
-    config.take_former_names(trained)
+    config.rename_former_keys(trained)
     # A checkpoint may be older than this key.
     set_float32_precision(trained.get("float32_precision", BEFORE["float32_precision"]))
     if cfg.dataset.name == "from_checkpoint":

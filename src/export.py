@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config
 from proxy_anchor.cli import main as entry
 
 
@@ -15,7 +15,7 @@ def export(cfg: DictConfig) -> float:
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.export import TOLERANCE, export
 
-    config.check_retrieval(cfg, "export")
+    checks.check_retrieval(cfg, "export")
     trained = load_trained(cfg.checkpoint)
     folder = Path(config.absolute(cfg.output or str(trained.path.with_name(cfg.format))))
     difference = export(trained, cfg.format, folder)

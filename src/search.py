@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config
 from proxy_anchor.cli import main as entry
 
 
@@ -20,7 +20,7 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     from proxy_anchor.reports.tables import format_table
     from proxy_anchor.utils import write_json
 
-    config.check_retrieval(cfg, "search")
+    checks.check_retrieval(cfg, "search")
     query = Path(config.absolute(cfg.query))
     queries = find_images(query) if query.is_dir() else [query]
     retriever = open_index(cfg.checkpoint, cfg.gallery, cfg.index, kind=cfg.kind, **cfg.embed)

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.training.run_lock import held
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, rank, selecting_recall, write_json
@@ -31,7 +31,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from proxy_anchor.data.bad_images import naming_all_unusable
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.reports.run import finish_run, make_result
-    from proxy_anchor.training.callbacks.checkpoint import BackgroundWriter
+    from proxy_anchor.training.callbacks.checkpoint import BackgroundWriter, run_checkpoints
     from proxy_anchor.training.callbacks.health import Health
     from proxy_anchor.training.callbacks.memory import PeakMemory, reset_peak_memory
     from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
@@ -39,11 +39,12 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from proxy_anchor.training.distributed import SyncBatchNorms
     from proxy_anchor.training.float32 import set_float32_precision
     from proxy_anchor.training.module import MetricLearner
+    from proxy_anchor.training.run_folder import RunRecord, StopOnSignal
 
     # Everything that can refuse the configuration comes before the data.
     config.make_paths_absolute(cfg)
-    config.check_config(cfg)
-    result, before = config.take_up(cfg, folder)
+    checks.check_config(cfg)
+    result, before = start.resume_or_start(cfg, folder)
     if result is not None:
         return result
     set_float32_precision(cfg.float32_precision)  # each run: the one before in this process may have had another
@@ -52,23 +53,27 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     recall = RecallCallback(
         cfg.recall_k, engine=cfg.search_engine.name, select_on=config.selecting_set(cfg), scored=scored
     )
-    callbacks = [*callbacks, *config.further_callbacks(cfg)]
+    further = [*callbacks, *config.further_callbacks(cfg)]
     startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()
     trainer = instantiate(
         cfg.trainer,
-        strategy=config.strategy(cfg),
+        strategy=start.strategy(cfg),
         logger=[instantiate(each, save_dir=folder) for each in cfg.logger.values()],
         callbacks=[
             startup,
             memory,
             recall,
-            *callbacks,
-            *config.bookkeeping(cfg, folder, recall.monitor if scored else None, health, callbacks),
+            *further,
+            health,
+            RunRecord(),
+            StopOnSignal(),
+            *run_checkpoints(folder, recall.monitor if scored else None, cfg.trainer.check_val_every_n_epoch),
+            *config.progress_bars(cfg, further),
         ],
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )
-    config.check_processes(cfg, trainer)
+    start.check_processes(cfg, trainer)
     reset_peak_memory(trainer.strategy.root_device)
     net = config.make_network(cfg)
     data = ImageDataModule(config.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
@@ -108,7 +113,7 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.reports.run import fold_summary, format_folds
 
     if cfg.resume == "never":  # otherwise each fold looks into its own folder
-        config.require_new(folder)
+        start.require_new(folder)
     if rank() == 0:
         (folder / FAILURE_FILE).unlink(missing_ok=True)
     results = []
@@ -126,7 +131,7 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 def main(cfg: DictConfig) -> float:
     """Train, and hand the smallest K's Recall that selected the epoch to a sweep (held-out classes, folds, or test)."""
     folder = entry.output_folder()
-    if (num_ranks := config.ranks_to_start(cfg, folder)) > 1:
+    if (num_ranks := start.ranks_to_start(cfg, folder)) > 1:
         with held(folder):
             result = entry.run_as_ranks(cfg, folder, num_ranks)
     elif cfg.validation.name == "folds" and cfg.validation.fold is None:

@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table
@@ -46,7 +46,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     study = Tuning(folder, space, cfg.seed, cfg.pruner and instantiate(cfg.pruner))
     for name, known in study.trials().items():
         if (folder / name / "config.yaml").is_file():
-            config.require_same(trial_config(cfg, shared, known.params, name), folder / name)
+            start.require_same(trial_config(cfg, shared, known.params, name), folder / name)
 
     def run(trial: Any, place: Path) -> float:
         job = trial_config(cfg, shared, trial.params, place.name)
@@ -102,7 +102,7 @@ def trial_config(cfg: DictConfig, shared: list[str], values: dict[str, Any], nam
     job = compose("train", [*shared, *as_overrides(values)])
     job.run = f"{cfg.run}/{name}"
     config.make_paths_absolute(job)
-    config.check_config(job)
+    checks.check_config(job)
     return job
 
 

@@ -81,5 +81,5 @@ def test_a_run_stops_early_and_logs_learning_rates_and_settings(tmp_path: Path) 
 
 def test_a_progress_bar_that_is_given_takes_the_place_of_this_projects() -> None:
     cfg = compose_train("trainer.enable_progress_bar=true")
-    assert len(config._progress_bars(cfg, [])) == 1
-    assert config._progress_bars(cfg, [pl.callbacks.TQDMProgressBar()]) == []
+    assert len(config.progress_bars(cfg, [])) == 1
+    assert config.progress_bars(cfg, [pl.callbacks.TQDMProgressBar()]) == []

@@ -11,7 +11,7 @@ import torch
 from commands import TINY_GLYPHS, compose_train, run_entry
 from hydra.utils import instantiate
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks
 from proxy_anchor.errors import UsageError
 
 RUN = [*TINY_GLYPHS, "deterministic=true", "trainer.max_epochs=2", "trainer.accelerator=cpu", "logger=csv"]
@@ -70,11 +70,11 @@ def test_kernels_chosen_by_a_clock_are_refused():
     with pytest.raises(
         UsageError, match=r"^deterministic=true and trainer\.benchmark=true: .*Add trainer\.benchmark=false"
     ):
-        config.check_config(cfg)
-    config.check_config(compose_train("deterministic=true", "speed=fast"))
+        checks.check_config(cfg)
+    checks.check_config(compose_train("deterministic=true", "speed=fast"))
 
 
 @pytest.mark.parametrize("override", ["deterministic=yes_please", "trainer.deterministic=sometimes"])
 def test_another_value_is_refused(override):
     with pytest.raises(UsageError, match="deterministic"):
-        config.check_config(compose_train(override))
+        checks.check_config(compose_train(override))

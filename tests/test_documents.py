@@ -24,7 +24,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
 from compare import comparison_jobs
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks
 from proxy_anchor.cli import main as entry
 from tune import shared_arguments
 
@@ -123,11 +123,11 @@ def check(monkeypatch: pytest.MonkeyPatch, script: str, overrides: list[str]) ->
             monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
             shared_arguments(cfg, list(cfg.search))
     if name == "train":
-        config.check_config(cfg)
+        checks.check_config(cfg)
     elif name == "evaluate":
-        config.check_evaluation(cfg)
+        checks.check_evaluation(cfg)
     elif name in ("search", "embed", "export", "app"):
-        config.check_retrieval(cfg, name)
+        checks.check_retrieval(cfg, name)
     else:
         assert name in ("prepare", "check", "compare", "tune", "report")
 

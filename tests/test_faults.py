@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from pictures import write_noise_images
 from processes import permissions_count
 
-from proxy_anchor.cli import config as settings
+from proxy_anchor.cli import start
 from proxy_anchor.errors import UsageError
 from proxy_anchor.training.callbacks.checkpoint import BackgroundWriter
 from proxy_anchor.training.run_folder import newest_checkpoint
@@ -150,7 +150,7 @@ def test_another_number_of_devices_on_resume_is_refused(before, now, message, tm
     OmegaConf.save(config(before), tmp_path / "config.yaml", resolve=True)
     (tmp_path / "last.ckpt").touch()
     cfg = config(now)
-    ask = settings.checkpoint_to_continue if now == 1 else settings.ranks_to_start  # what `main` asks first
+    ask = start.checkpoint_to_continue if now == 1 else start.ranks_to_start  # what `main` asks first
     with pytest.raises(UsageError) as caught:
         ask(cfg, tmp_path)
     assert message in str(caught.value)

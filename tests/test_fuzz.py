@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, open_dict
 from PIL import Image
 
+from proxy_anchor.cli import checks
 from proxy_anchor.cli import config as entry_settings
 from proxy_anchor.cli import main as entry
 from proxy_anchor.data.benchmarks.lists import as_int, read_columns
@@ -186,7 +187,7 @@ def refusal(cfg: DictConfig) -> Exception | None:
     """What the command would say of this config before it reads any data; what is no user's error comes out."""
     try:
         entry_settings.make_paths_absolute(cfg)
-        entry_settings.check_config(cfg)
+        checks.check_config(cfg)
     except entry.USER_ERRORS as error:
         return error
     return None

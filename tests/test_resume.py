@@ -19,8 +19,8 @@ from hydra.core.hydra_config import HydraConfig
 from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
 from omegaconf import OmegaConf
 
-from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
+from proxy_anchor.cli import start as starting
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.runs import BEFORE
 from proxy_anchor.sweeps.launcher import write_failure
@@ -80,7 +80,7 @@ def test_a_signal_stops_with_a_code_of_its_own(number, straight, arguments, tmp_
 
 def test_the_mark_of_a_failed_job_does_not_keep_its_command_from_beginning(tmp_path):
     write_failure(tmp_path, "Traceback", "out of memory")
-    assert settings.checkpoint_to_continue(compose_train(*RUN), tmp_path) is None
+    assert starting.checkpoint_to_continue(compose_train(*RUN), tmp_path) is None
     assert not any(tmp_path.iterdir())
 
 
@@ -196,10 +196,10 @@ def test_a_run_that_is_older_than_a_setting_is_the_same_run_without_it(tmp_path)
         place, _, name = key.rpartition(".")
         del (OmegaConf.select(made, place) if place else made)[name]
     OmegaConf.save(made, tmp_path / "config.yaml")
-    settings.require_same(cfg, tmp_path)
+    starting.require_same(cfg, tmp_path)
     cfg.backbone.drop_path, cfg.float32_precision = 0.1, "ieee"
     with pytest.raises(UsageError, match=r"other settings \(backbone\.drop_path, float32_precision\)"):
-        settings.require_same(cfg, tmp_path)
+        starting.require_same(cfg, tmp_path)
 
 
 def test_a_run_under_a_settings_former_name_is_the_same_run(tmp_path):
@@ -208,10 +208,10 @@ def test_a_run_under_a_settings_former_name_is_the_same_run(tmp_path):
     made["data"].pop("crop_on")
     made["data"]["decode"] = "cpu"
     OmegaConf.save(OmegaConf.create(made), tmp_path / "config.yaml")
-    settings.require_same(cfg, tmp_path)
-    settings.require_same(compose_train(*RUN, "data.decode=cpu"), tmp_path)  # as before it is checked
+    starting.require_same(cfg, tmp_path)
+    starting.require_same(compose_train(*RUN, "data.decode=cpu"), tmp_path)  # as before it is checked
     with pytest.raises(UsageError, match=r"other settings \(data\.crop_on\)"):
-        settings.require_same(compose_train(*RUN, "data.crop_on=gpu"), tmp_path)
+        starting.require_same(compose_train(*RUN, "data.crop_on=gpu"), tmp_path)
 
 
 def test_other_images_on_resume_are_refused(interrupted, straight):
@@ -231,10 +231,10 @@ def test_devices_auto_on_one_device_may_be_continued(tmp_path):
     # The command asks whether it has to become several processes before it looks for what to continue.
     (tmp_path / "last.ckpt").touch()
     cfg = compose_train(*TINY_GLYPHS, "trainer.devices=auto", "trainer.accelerator=cpu", f"dataset.root={tmp_path}")
-    assert settings.ranks_to_start(cfg, tmp_path) == 1
+    assert start.ranks_to_start(cfg, tmp_path) == 1
     never = [*TINY_GLYPHS, "trainer.devices=2", "trainer.accelerator=cpu", "trainer.strategy=ddp", "resume=never"]
     with pytest.raises(UsageError, match="already holds a run: choose another run=NAME"):
-        settings.ranks_to_start(compose_train(*never), tmp_path)
+        start.ranks_to_start(compose_train(*never), tmp_path)
 
 
 class Fails(pl.Callback):

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from evaluate import evaluate
-from proxy_anchor.cli import config as settings
+from proxy_anchor.cli import checks
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from train import main as train_entry
@@ -101,14 +101,14 @@ def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
 )
 def test_evaluations_that_no_checkpoint_has_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message) as raised:
-        settings.check_config(config(tmp_path, *overrides))
+        checks.check_config(config(tmp_path, *overrides))
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("key", ["val_check_interval", "limit_val_batches"])
 def test_whole_evaluations_are_accepted(tmp_path: Path, key: str) -> None:
     for value in ("1.0", "null"):
-        settings.check_config(config(tmp_path, f"+trainer.{key}={value}"))
+        checks.check_config(config(tmp_path, f"+trainer.{key}={value}"))
 
 
 class Images(pl.Callback):

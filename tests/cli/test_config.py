@@ -11,7 +11,7 @@ import torch
 from commands import compose_train
 from omegaconf import open_dict
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config, start
 from proxy_anchor.errors import UsageError
 from proxy_anchor.training import compile
 from proxy_anchor.training.distributed import LeanDDP
@@ -78,7 +78,7 @@ def test_several_processes_train_with_this_packages_form_of_ddp(
     cfg = compose_train()
     with open_dict(cfg):
         cfg.trainer.update(given)
-    found = config.strategy(cfg)
+    found = start.strategy(cfg)
     assert type(found) is LeanDDP if ours else found == cfg.trainer.strategy
 
 
@@ -87,33 +87,33 @@ def test_a_gpu_that_is_not_there_is_said_with_the_repair(monkeypatch: pytest.Mon
     cfg = compose_train(*COMPILED, "batch_norm=train", f"trainer.accelerator={name}")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    config.check_config(cfg)
+    checks.check_config(cfg)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=f"trainer.accelerator={name}: .* no GPU .*Set trainer.accelerator=cpu"):
-        config.check_config(cfg)
+        checks.check_config(cfg)
 
 
 def test_the_former_name_of_crop_on_is_taken_and_said_once(capsys: pytest.CaptureFixture) -> None:
     cfg = compose_train(*COMPILED, "run=x", "batch_norm=train", "data.decode=cpu")
-    config.check_config(cfg)
+    checks.check_config(cfg)
     assert (cfg.data.crop_on, "decode" in cfg.data) == ("cpu", False)
     assert capsys.readouterr().out == (
         "data.decode=cpu is now data.crop_on=cpu: it says where images are cropped; worker processes decode them.\n"
     )
-    config.check_config(cfg)  # as each process of several does
+    checks.check_config(cfg)  # as each process of several does
     new = compose_train(*COMPILED, "run=x", "batch_norm=train", "data.crop_on=cpu")
-    config.check_config(new)
+    checks.check_config(new)
     assert new == cfg
     assert capsys.readouterr().out == ""
     with pytest.raises(UsageError, match=r"^data\.decode=cpu and data\.crop_on=gpu: .*leave it out"):
-        config.check_config(compose_train(*COMPILED, "data.decode=cpu", "data.crop_on=gpu"))
+        checks.check_config(compose_train(*COMPILED, "data.decode=cpu", "data.crop_on=gpu"))
     with pytest.raises(UsageError, match=r"^data\.crop_on=fast is not known"):
-        config.check_config(compose_train(*COMPILED, "batch_norm=train", "data.decode=fast"))
+        checks.check_config(compose_train(*COMPILED, "batch_norm=train", "data.decode=fast"))
 
 
 def test_an_unknown_float32_precision_is_named() -> None:
     with pytest.raises(UsageError, match=r"^float32_precision=high is not known; choose one of: tf32, ieee"):
-        config.check_config(compose_train(*COMPILED, "batch_norm=train", "float32_precision=high"))
+        checks.check_config(compose_train(*COMPILED, "batch_norm=train", "float32_precision=high"))
 
 
 @pytest.mark.parametrize("name", ["cub", "cars", "sop", "inshop"])
@@ -121,8 +121,8 @@ def test_a_benchmarks_loader_is_found_under_its_former_name(name: str) -> None:
     function = f"{name}.load_{name}"
     for found in ("proxy_anchor.data.", "proxy_anchor.data.benchmarks."):
         saved = {"dataset": {"load": {"_target_": found + function}}}
-        assert config.take_former_names(saved) is None
+        assert config.rename_former_keys(saved) is None
         assert saved["dataset"]["load"]["_target_"] == "proxy_anchor.data.benchmarks." + function
     own = {"dataset": {"load": {"_target_": "proxy_anchor.data.folder.load_folder"}}}
-    config.take_former_names(own)
+    config.rename_former_keys(own)
     assert own["dataset"]["load"]["_target_"] == "proxy_anchor.data.folder.load_folder"

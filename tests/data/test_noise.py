@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from commands import compose_train
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config
 from proxy_anchor.cli import main as entry
 from proxy_anchor.data.splits import hold_out_classes, mislabel
 from proxy_anchor.data.table import ImageTable, Splits, make_tables
@@ -80,7 +80,7 @@ def test_every_data_set_has_the_keys(name):
     assert (cfg.dataset.label_noise, cfg.dataset.label_noise_seed) == (0.0, 0)
     cfg = compose_train(f"dataset={name}", "dataset.label_noise=1.2")
     with pytest.raises(UsageError, match=r"dataset\.label_noise=1\.2"):
-        config.check_config(cfg)
+        checks.check_config(cfg)
 
 
 def test_settings_make_noise_after_holding_out(tmp_path):

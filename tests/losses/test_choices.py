@@ -12,7 +12,7 @@ from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.pml import PMLLoss
@@ -66,7 +66,7 @@ def test_file_names_paper_and_source_and_its_sampler(name: str) -> None:
     assert re.search(r"paper|released code|section", header)
     cfg = compose_train(f"loss={name}")
     assert cfg.data.images_per_class == ON_PAIRS.get(name)
-    config.check_config(cfg)
+    checks.check_config(cfg)
 
 
 @pytest.mark.parametrize("name", CHOICES)

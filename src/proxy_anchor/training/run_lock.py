@@ -76,7 +76,7 @@ def release(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Own this run folder within the block. No-op in one of several processes: `settings.take_up` takes it for all."""
+    """Own this run folder within the block. No-op in one of several processes: `resume_or_start` takes it for all."""
     if one_of_several():
         yield
         return

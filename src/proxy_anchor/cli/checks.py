@@ -1,0 +1,235 @@
+"""Checks of the config that need no data: types, known keys, and ranges that no constructor knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+
+from proxy_anchor.cli.config import absolute, learning, rename_former_keys
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
+from proxy_anchor.utils import rank
+
+# Values of more than one type; every other value has the type of its default.
+_ANY_TYPE = (
+    "run",
+    "logger.wandb.name",
+    "trainer.gradient_clip_val",
+    "recall_k",
+    "compile",
+    "trainer.precision",
+    "trainer.devices",
+    "trainer.strategy",
+    "trainer.deterministic",
+    "data.images_per_class",
+    "embed.precision",
+)
+_OPEN = ("logger", "callbacks")  # groups that take any key: each member is built by its `_target_`
+_KINDS: dict[Any, str] = {ListConfig: "a list", str: "a string", bool: "true or false", int: "a number"}
+
+
+def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
+    """Raise UsageError for an unknown key, or a value of another type than its default."""
+    group, known = place.rstrip("."), sorted(map(str, default))
+    for key in map(str, cfg) if group not in _OPEN and "_target_" not in known else ():
+        if key not in known:
+            where = f"in {group}" if group else "at the top"
+            raise UsageError(f"unknown key {place}{key}.{did_you_mean(key, known)} Known {where}: {', '.join(known)}.")
+    for key in map(str, default):
+        name = f"{place}{key}"
+        if name in _ANY_TYPE or key not in cfg or OmegaConf.is_missing(default, key) or default[key] is None:
+            continue
+        given: Any = cfg[key]
+        usual: Any = default[key]
+        if isinstance(usual, DictConfig):
+            if not isinstance(given, DictConfig):
+                raise UsageError(f"{name}={given}: expected a group of keys ({', '.join(map(str, usual))}).")
+            check_types(given, usual, f"{name}.")
+            continue
+        kinds: tuple[type, ...] = (ListConfig,) if isinstance(usual, ListConfig) else (type(usual),)
+        if isinstance(usual, (int, float)) and not isinstance(usual, bool):
+            kinds = (int, float)  # the constructor checks which of them, and the range
+        if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in kinds):
+            raise UsageError(f"{name}={given}: expected {_KINDS.get(kinds[0], 'another type')}, as in {name}={usual}.")
+
+
+def _check_against_defaults(cfg: DictConfig, config_name: str) -> None:
+    if not HydraConfig.initialized():
+        return  # called from Python with a config that is no command line
+    choices = HydraConfig.get().runtime.choices
+    chosen = [f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice is not None]
+    check_types(cfg, compose(config_name, overrides=[each for each in chosen if not each.startswith("experiment=")]))
+
+
+def check_evaluation(cfg: DictConfig) -> None:
+    """Raise UsageError for a value of evaluate.yaml that is out of range."""
+    from proxy_anchor.retrieval.reranking import RERANKINGS
+
+    _check_against_defaults(cfg, "evaluate")
+    check_choice("rerank", cfg.rerank, RERANKINGS)
+    for key in ("checkpoint", "output"):
+        if not isinstance(cfg[key], str) and (key == "checkpoint" or cfg[key] is not None):
+            raise UsageError(f"{key}={cfg[key]}: expected the path of a file.")
+    if cfg.output is not None and (not Path(cfg.output).resolve().parent.is_dir() or Path(cfg.output).is_dir()):
+        raise UsageError(f"output={cfg.output}: expected a file in a folder that exists.")
+    for key, minimum in {"eval_batch_size": 1, "num_workers": 0}.items():
+        if cfg.data[key] is not None:
+            check_int(f"data.{key}", cfg.data[key], minimum)
+
+
+def check_retrieval(cfg: DictConfig, config_name: str) -> None:
+    """Raise UsageError for a value of search, embed, export or app.yaml that is out of range; make its paths absolute."""
+    from proxy_anchor.retrieval.reranking import RERANKINGS
+
+    _check_against_defaults(cfg, config_name)
+    for key in ("checkpoint", "gallery", "index", "query", "images", "output", "compare", "compare_index"):
+        if key in cfg and not isinstance(cfg[key], str) and cfg[key] is not None:
+            raise UsageError(f"{key}={cfg[key]}: expected a path.")
+        if key in cfg and cfg[key] is not None and key not in ("checkpoint", "compare"):
+            cfg[key] = absolute(cfg[key])
+    if "gallery" in cfg and cfg.gallery is None and cfg.index is None:
+        raise UsageError("gallery is needed: add gallery=DIR, or index=DIR of an earlier search.")
+    if cfg.get("output") is not None and not Path(cfg.output).parent.is_dir():
+        raise UsageError(f"output={cfg.output}: its folder does not exist.")
+    if config_name == "embed" and Path(cfg.output).suffix not in (".npz", ".parquet"):
+        raise UsageError(f"output={cfg.output}: expected a name that ends in .npz or .parquet.")
+    if "k" in cfg:
+        check_int("k", cfg.k, 1)
+        check_choice("rerank", cfg.rerank, RERANKINGS)
+    if cfg.get("false_accept_rate") is not None:
+        check_number("false_accept_rate", cfg.false_accept_rate, 0, maximum=1, exclusive=True)
+    if "port" in cfg:
+        check_int("port", cfg.port, 0)
+        check_number("max_upload_mb", cfg.max_upload_mb, 0, exclusive=True)
+        check_int("max_pixels", cfg.max_pixels, 1)
+    if "embed" in cfg:
+        cfg.embed.precision = str(cfg.embed.precision)
+
+
+def check_launcher(cfg: DictConfig) -> None:
+    """Raise UsageError for a launcher without a sweep: it would be ignored."""
+    if cfg.launcher.name != "basic" and HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
+        raise UsageError(f"launcher={cfg.launcher.name}: it runs the jobs of a sweep; add -m, or leave launcher out.")
+
+
+# Arguments of the trainer that a run sets itself, and what to use instead.
+_OWN_TRAINER_KEYS = {
+    "callbacks": "add yours with +callbacks.NAME._target_=module.Class",
+    "logger": "choose with logger=..., or add yours with +logger.NAME._target_=module.Class",
+    "plugins": "leave it out",
+    "default_root_dir": "choose the run folder with run=NAME",
+}
+
+
+def check_config(cfg: DictConfig) -> None:
+    """Raise UsageError for a value of train.yaml that is out of range, before any image or weight is read.
+
+    Constructors know most ranges; the cheap ones are called once without data.
+    """
+    from hydra.utils import instantiate
+
+    from proxy_anchor.data.augment import COLOR_KEYS, CentralCrop, RandomColors, RandomCrops
+    from proxy_anchor.data.bad_images import ON_BAD_IMAGE
+    from proxy_anchor.data.datamodule import check_cropping
+    from proxy_anchor.models.embedding_net import check_drop_path
+    from proxy_anchor.training.float32 import FLOAT32_PRECISIONS
+    from proxy_anchor.training.optim import check_learning
+
+    _check_against_defaults(cfg, "train")
+    with open_dict(cfg):
+        notice = rename_former_keys(cfg)
+    if notice is not None and rank() == 0:
+        print(notice, flush=True)
+    check_launcher(cfg)
+    check_int("embedding_dim", cfg.embedding_dim, 1)
+    check_int("seed", cfg.seed, 0)
+    if cfg.seed >= 2**32:
+        raise UsageError(f"seed={cfg.seed}: expected a whole number below 2**32.")
+    check_int("trainer.max_epochs", cfg.trainer.max_epochs, 1)
+    check_int("trainer.check_val_every_n_epoch", cfg.trainer.check_val_every_n_epoch, 1)
+    if cfg.trainer.max_epochs % cfg.trainer.check_val_every_n_epoch:
+        raise UsageError(
+            f"trainer.check_val_every_n_epoch={cfg.trainer.check_val_every_n_epoch} does not divide trainer.max_epochs="
+            f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
+        )
+    _check_evaluations(cfg.trainer)
+    _check_accelerator(cfg.trainer.accelerator)
+    for key, instead in _OWN_TRAINER_KEYS.items():
+        if key in cfg.trainer:
+            raise UsageError(f"trainer.{key}: a run sets it itself; {instead}.")
+    check_choice("compile", cfg.compile, [False, True, "auto"])
+    check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
+    if cfg.trainer.deterministic and cfg.trainer.benchmark:
+        raise UsageError(
+            "deterministic=true and trainer.benchmark=true: cudnn.benchmark chooses kernels by timing, which is not "
+            "reproducible. Add trainer.benchmark=false."
+        )
+    if cfg.validation.name == "classes":
+        check_number("validation.fraction", cfg.validation.fraction, 0, maximum=1, exclusive=True)
+    if cfg.validation.name != "test":
+        check_int("validation.seed", cfg.validation.seed, 0)
+    if cfg.trainer.gradient_clip_val is not None:
+        check_number("trainer.gradient_clip_val", cfg.trainer.gradient_clip_val, 0, exclusive=True)
+    if not str(cfg.run).strip() or cfg.run is None or ".." in Path(str(cfg.run)).parts:
+        raise UsageError(f"run={cfg.run!r}: expected a name for the run folder below runs/.")
+    check_choice("trainer.precision", cfg.trainer.precision, [32, "32-true", "bf16-mixed", "16-mixed"])
+    check_choice("float32_precision", cfg.float32_precision, FLOAT32_PRECISIONS)
+    for key in ("batch_size", "eval_batch_size"):
+        if cfg.data[key] is not None:
+            check_int(f"data.{key}", cfg.data[key], 1)
+    if cfg.data.images_per_class is not None:
+        check_int("data.images_per_class", cfg.data.images_per_class, 2)
+    check_number("dataset.label_noise", cfg.dataset.label_noise, 0, maximum=1)
+    check_int("dataset.label_noise_seed", cfg.dataset.label_noise_seed, 0)
+    check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
+    check_cropping(cfg.data.crop_on, cfg.data.cache, cfg.data.cache_side)
+    instantiate(cfg.loss, num_classes=2, embedding_dim=1)
+    check_learning(**learning(cfg))
+    if cfg.optimizer.warmup_epochs >= cfg.trainer.max_epochs:
+        raise UsageError(
+            f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} of trainer.max_epochs={cfg.trainer.max_epochs}: the "
+            "backbone would never move. Train longer, or set optimizer.warmup_epochs=0."
+        )
+    images = cfg.dataset.images
+    RandomCrops(images.crop, images.scale, images.flip)
+    RandomColors(**{key: images[key] for key in COLOR_KEYS if key in images})
+    CentralCrop(images.crop, images.resize)
+    check_drop_path(cfg.backbone.drop_path)
+    check_choice("batch_norm", cfg.batch_norm, ["frozen_statistics", "frozen", "train"])
+    if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
+        raise UsageError(
+            "frozen batch norm needs pretrained weights: add batch_norm=train to backbone.pretrained=false."
+        )
+
+
+def _check_evaluations(trainer: DictConfig) -> None:
+    """Raise UsageError for evaluations that no checkpoint belongs to."""
+    if (interval := trainer.get("val_check_interval")) not in (None, 1.0) or isinstance(interval, int):
+        raise UsageError(
+            f"trainer.val_check_interval={interval}: checkpoints are written at the end of an epoch, and their Recall is "
+            "measured there. Leave it out; trainer.check_val_every_n_epoch sets how many epochs apart."
+        )
+    if not isinstance(trainer.get("max_time"), str | None):
+        raise UsageError(f"trainer.max_time={trainer.max_time}: expected days, hours, minutes, seconds: 00:08:00:00.")
+    for key in ("max_steps", "max_time"):
+        if trainer.get(key) not in (None, -1) and trainer.check_val_every_n_epoch > 1:
+            raise UsageError(
+                f"trainer.{key}={trainer[key]} may end training in an epoch that trainer.check_val_every_n_epoch="
+                f"{trainer.check_val_every_n_epoch} leaves unevaluated. Set trainer.check_val_every_n_epoch=1."
+            )
+
+
+def _check_accelerator(name: object) -> None:
+    """Raise UsageError for a GPU where torch finds none; the trainer's error names no repair."""
+    import torch
+
+    found = torch.cuda.is_available() or (name == "gpu" and torch.backends.mps.is_available())
+    if name in ("gpu", "cuda") and not found:
+        raise UsageError(
+            f"trainer.accelerator={name}: torch {torch.__version__} finds no GPU on this machine. Set "
+            "trainer.accelerator=cpu or auto, or install a torch for its driver."
+        )

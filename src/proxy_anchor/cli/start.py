@@ -1,0 +1,227 @@
+"""How a run starts: alone or as several ranks; anew, resumed, or finished before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+
+from proxy_anchor.cli.checks import check_config
+from proxy_anchor.cli.config import make_paths_absolute, rename_former_keys
+from proxy_anchor.errors import FolderTaken, UsageError, check_choice
+from proxy_anchor.reports.runs import BEFORE
+from proxy_anchor.training.run_lock import take
+from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, one_of_several, rank, read_result
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+    from proxy_anchor.training.checkpoint import Checkpoint
+
+
+def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
+    """Number of processes that this command starts; 1 if it trains itself.
+
+    Where it is more than 1, every check of the config has passed: its errors are printed once.
+    """
+    if one_of_several() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
+        return 1
+    make_paths_absolute(cfg)
+    check_config(cfg)
+    given = cfg.trainer.get("strategy", "auto")
+    if isinstance(given, str) and given != "auto" and not given.startswith("ddp"):
+        raise _only_ddp(cfg)  # before the trainer refuses it with another repair
+    try:
+        trainer = _bare_trainer(cfg, folder)
+    except InstantiationException as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise UsageError(
+            f"trainer.devices={cfg.trainer.devices} is not possible here: {reason} Set trainer.devices=1, or as many as "
+            "there are."
+        ) from error
+    _check_strategy(cfg, trainer)
+    if cfg.resume == "auto" and read_result(folder) is not None:
+        return 1  # this process reports that the run is finished
+    cluster: Any = trainer.strategy
+    if trainer.world_size == 1 or cluster.cluster_environment.creates_processes_externally:
+        return 1
+    if trainer.num_nodes > 1:
+        raise UsageError(
+            f"trainer.num_nodes={trainer.num_nodes}: start it on every node by torchrun or SLURM, see docs/scale.md."
+        )
+    if cfg.resume == "never":
+        require_new(folder)
+    elif (folder / "config.yaml").is_file():
+        require_same(cfg, folder)
+    return trainer.num_devices
+
+
+def check_processes(cfg: DictConfig, trainer: pl.Trainer) -> None:
+    """Raise UsageError for processes that cannot train together as one would."""
+    _check_strategy(cfg, trainer)
+    if trainer.world_size == 1:
+        return
+    cluster: Any = trainer.strategy
+    if not cluster.cluster_environment.creates_processes_externally:
+        raise UsageError(
+            f"trainer.devices={cfg.trainer.devices}: only the command `python src/train.py` starts a process for each "
+            "device; use devices=1 here."
+        )
+    # torchrun and srun compose the config in each process, each with its own time in the default name.
+    if HydraConfig.initialized() and not any(each.startswith("run=") for each in HydraConfig.get().overrides.task):
+        raise UsageError(
+            "run is needed where torchrun or srun starts the processes: add run=NAME, their common folder."
+        )
+
+
+def strategy(cfg: DictConfig) -> Any:
+    """The trainer's strategy: its name, or this package's form of ddp."""
+    from proxy_anchor.training.distributed import LeanDDP
+
+    given = cfg.trainer.get("strategy", "auto")
+    several = one_of_several() and (cfg.trainer.devices != 1 or cfg.trainer.get("num_nodes", 1) != 1)
+    return LeanDDP() if given == "ddp" or (given == "auto" and several) else given
+
+
+def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
+    from pytorch_lightning.strategies import DDPStrategy
+
+    from proxy_anchor.data.sampling import check_divisible
+    from proxy_anchor.training.distributed import LeanDDP
+
+    if trainer.world_size == 1:
+        return
+    forked = any(each in str(cfg.trainer.strategy) for each in ("spawn", "fork", "notebook"))
+    if type(trainer.strategy) not in (DDPStrategy, LeanDDP) or forked:
+        raise _only_ddp(cfg)
+    if cfg.trainer.use_distributed_sampler:
+        raise UsageError("trainer.use_distributed_sampler=true would replace the order of the batches: leave it out.")
+    check_divisible(cfg.data.batch_size, trainer.world_size)
+
+
+def _only_ddp(cfg: DictConfig) -> UsageError:
+    return UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
+
+
+def _bare_trainer(cfg: DictConfig, folder: Path) -> pl.Trainer:
+    from hydra.utils import instantiate
+
+    return instantiate(cfg.trainer, logger=False, enable_checkpointing=False, default_root_dir=folder)
+
+
+def resume_or_start(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Checkpoint | None]:
+    """(result of a finished run, None), (None, checkpoint to resume), or (None, None) for a new run.
+
+    The caller holds the folder's lock. Of several ranks the first takes it and looks for all.
+    Raises FolderTaken where another process works in the folder, or it holds another run.
+    """
+
+    def look() -> tuple[dict[str, Any] | None, Checkpoint | None]:
+        if one_of_several():
+            take(folder)
+        result = _finished(cfg, folder)
+        before = checkpoint_to_continue(cfg, folder) if result is None else None
+        (folder / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier attempt at this run
+        return result, before
+
+    if not one_of_several():
+        return look()
+    from proxy_anchor.training.distributed import decided_by_first
+
+    trainer = _bare_trainer(cfg, folder)
+    check_processes(cfg, trainer)
+    trainer.strategy.setup_environment()  # joins the process group, which the run's own trainer finds
+    return decided_by_first(look)
+
+
+def _content(folder: Path) -> list[Path]:
+    """The files of a run folder, without the trace of a failed attempt."""
+    return [each for each in folder.glob("*") if each.name != FAILURE_FILE]
+
+
+def require_new(folder: Path) -> None:
+    """Raise FolderTaken where the folder holds a run. Only the first rank looks."""
+    if rank() == 0 and _content(folder):
+        raise FolderTaken(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
+
+
+def _finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
+    check_choice("resume", cfg.resume, ["auto", "never"])
+    result = read_result(folder) if cfg.resume == "auto" else None
+    if result is not None:
+        require_same(cfg, folder)
+        print(f"{folder} holds this run, finished: it is not repeated (its numbers are in {RESULT_FILE}).", flush=True)
+    return result
+
+
+def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
+    """The checkpoint that an interrupted run continues from, without its tensors; None for a new run."""
+    from proxy_anchor.training.run_folder import clear_beginning, newest_checkpoint
+
+    if cfg.resume == "never" or not _content(folder):
+        require_new(folder)
+        return None
+    if (folder / "config.yaml").is_file():
+        require_same(cfg, folder)
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None:
+        if not clear_beginning(folder):
+            require_new(folder)
+        print("interrupted before its first checkpoint, and begun anew", flush=True)
+        return None
+    print(f"continued after epoch {checkpoint.epoch} of {cfg.trainer.max_epochs} ({checkpoint.path.name})", flush=True)
+    return replace(checkpoint, state={})
+
+
+# None of these changes a weight by more than rounding: names and places, what is printed, how images are loaded.
+UNIMPORTANT = (
+    "run",
+    "logger",
+    "launcher",
+    "resume",
+    "trainer.enable_progress_bar",
+    "data.num_workers",
+    "data.cache",
+    "data.cache_dir",
+    "data.eval_batch_size",
+    "compile",
+)
+
+
+def require_same(cfg: DictConfig, folder: Path) -> None:
+    """Raise FolderTaken where the run in `folder` has other settings: its numbers would be half of one, half of the other."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise FolderTaken(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
+    try:
+        made: Any = OmegaConf.to_container(OmegaConf.load(file))
+    except Exception as error:  # the YAML parser has several kinds, and bytes that are no text another
+        raise FolderTaken(
+            f"{file} is damaged and does not say which run it holds: choose another run=NAME, or remove that folder."
+        ) from error
+    wanted: Any = OmegaConf.to_container(cfg, resolve=True)
+    for each in (made, wanted):
+        rename_former_keys(each)
+    one, other = BEFORE | _flat(made), _flat(wanted)  # a run that is older than a setting had what it was before
+    different = sorted(
+        key
+        for key in {*one, *other}
+        if one.get(key) != other.get(key) and not any(f"{key}.".startswith(f"{each}.") for each in UNIMPORTANT)
+    )
+    if different:
+        raise FolderTaken(
+            f"{folder} holds a run with other settings ({', '.join(different)}): choose another run=NAME, or remove that "
+            "folder."
+        )
+
+
+def _flat(config: dict[Any, Any], place: str = "") -> dict[str, Any]:
+    """{dotted key: value} of a plain nested dictionary."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{place}{key}.") if isinstance(value, dict) else {f"{place}{key}": value}
+    return flat
