@@ -150,9 +150,7 @@ def composing():
     entry.register_plugins()
     defaults = functools.cache(lambda name, overrides: compose(name, list(overrides)))
     with pytest.MonkeyPatch.context() as patch, initialize_config_dir(entry.CONF, version_base="1.3"):
-        patch.setattr(
-            entry_settings, "compose", lambda name, overrides: copy.deepcopy(defaults(name, tuple(overrides)))
-        )
+        patch.setattr(checks, "compose", lambda name, overrides: copy.deepcopy(defaults(name, tuple(overrides))))
         yield
     HydraConfig.instance().cfg = None
 

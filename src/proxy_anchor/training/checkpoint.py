@@ -1,4 +1,4 @@
-"""Reading checkpoints: which network they hold, with which weights, made how."""
+"""Reading checkpoints: network, weights, and how they were made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy_anchor.training.module import CHECKPOINT_FORMAT, CHECKPOINT_KEY
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint's content: epoch from 1, the learner's tensors, and the plain metadata that it was trained with."""
+    """A checkpoint: epoch from 1, tensors of the learner, plain metadata of its run."""
 
     path: Path
     epoch: int
@@ -26,24 +26,24 @@ class Checkpoint:
 
 
 def checkpoint_of(path: str | Path) -> Path:
-    """A run folder's best.ckpt, or last.ckpt where it has no other; any other path as it is."""
+    """best.ckpt of a run folder, or its last.ckpt; any other path unchanged."""
     path = Path(path)
     return next((path / name for name in ("best.ckpt", "last.ckpt") if (path / name).is_file()), path)
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a file that train.py wrote, without executing anything in it.
+    """Read a checkpoint of train.py, executing no code in it.
 
-    Raises UsageError when it is missing, damaged, something else, or of a newer format.
+    Raises UsageError where it is missing, damaged, another kind of file, or of a newer format.
     """
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"checkpoint={path}: no such file; pass the best.ckpt or last.ckpt of a run folder.")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged zip, foreign pickle, short file: torch raises a different type for each
+    except Exception as error:  # torch raises another type for each kind of damage
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if isinstance(error, UnpicklingError):  # torch's text tells how to run what is in the file
+        if isinstance(error, UnpicklingError):  # torch's message says how to execute the file
             reason = "it holds more than tensors and plain values, and none of it is executed"
         raise UsageError(f"checkpoint={path} cannot be read ({reason}): it is damaged or no checkpoint.") from error
     metadata = content.get(CHECKPOINT_KEY) if isinstance(content, dict) else None
@@ -59,9 +59,9 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def load_embedding_net(checkpoint: Checkpoint) -> EmbeddingNet:
-    """The trained network, on the CPU, in evaluation mode. Every tensor must be there and fit.
+    """The trained network, on the CPU, in evaluation mode.
 
-    Raises UsageError when the stored tensors and the network differ.
+    Raises UsageError where the stored tensors and the network differ.
     """
     try:
         net = EmbeddingNet.from_config(checkpoint.metadata["model"])

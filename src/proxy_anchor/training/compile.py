@@ -18,28 +18,27 @@ from torch import Tensor, nn
 from proxy_anchor.errors import UsageError
 from proxy_anchor.utils import write_json
 
-# From here on compiling for evaluation too pays: 8 to 20 s more at the start, 20 us less per image (docs/speed.md).
+# Images of all evaluations of a run from which compiling for them saves more time than it takes (docs/speed.md).
 MANY_IMAGES = 1_000_000
 
-# compile=auto compiles from this many training images per run: compiling costs 30 to 120 s more at the start and saves
-# 80 to 170 us per image (docs/speed.md).
+# The same for training: compile=auto compiles from this many images of all epochs of a run.
 COMPILE_FROM = 500_000
 
 
 class CompiledNet:
-    """The network's forward, compiled for one shape of batch; on a GPU as one CUDA graph.
+    """The network's forward, compiled for one batch shape; on a GPU as one CUDA graph.
 
     A shorter batch (the last of an evaluation) is filled up with copies of its first image, whose embeddings are dropped:
-    another shape would be compiled once more, which takes longer than many epochs.
+    each further shape would be compiled again.
 
     Args:
         net: images (B, 3, H, W) to embeddings (B, D).
-        num_evaluated: images that will be embedded without gradients; fewer than a million run through `net` itself,
-            because compiling for them would take longer. None: many.
+        num_evaluated: images that will be embedded without gradients; below MANY_IMAGES they run through `net` itself.
+            None: many.
     """
 
     def __init__(self, net: nn.Module, *, num_evaluated: int | None = None) -> None:
-        # The compiler's own random numbers differ from the plain network's, with which it is compared.
+        # The compiler's random numbers differ from the plain network's, with which it is compared.
         draws = any(isinstance(module, DropPath) and module.drop_prob for module in net.modules())
         self._forward = torch.compile(
             net.forward, dynamic=False, options={"fallback_random": draws, **compiler_options()}
@@ -54,7 +53,7 @@ class CompiledNet:
         missing = self._longest[training] - count
         if missing:
             images = torch.cat([images, images[:1].expand(missing, -1, -1, -1)])
-        # Batches from worker processes and from the GPU differ in layout, which would be two compilations.
+        # Batches from worker processes and from the GPU differ in layout; each would be compiled.
         images = images.contiguous(memory_format=torch.channels_last)
         if self._net is not None and not training:
             return self._net(images)[:count]
@@ -65,14 +64,14 @@ class CompiledNet:
 
 
 def compile_loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss function compiled for one shape of batch; no CUDA graph.
+    """A loss function compiled for one batch shape, without CUDA graph.
 
-    loss: a function or a module's `forward`, which leaves the names of the module's state dict as they are.
+    loss: a function, or the `forward` of a module, whose state dict keeps its names.
     """
     compiled = torch.compile(loss, dynamic=False, options={**compiler_options(), "triton.cudagraphs": False})
 
     def compute(embeddings: Tensor, *others: Tensor) -> Tensor:
-        # torch.compile's backward runs under the autocast of the call, whatever the function turned off inside.
+        # torch.compile runs the backward pass under the autocast of the call, not under that inside the function.
         with torch.autocast(embeddings.device.type, enabled=False):
             return compiled(embeddings, *others)
 
@@ -80,28 +79,26 @@ def compile_loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def compiler_options() -> dict[str, bool]:
-    """How the network is compiled, as `torch._inductor.config` names it; measured in docs/speed.md."""
-    from torch._inductor import config  # a second of imports, which torch.compile makes anyway
+    """Options of Inductor, by their names in `torch._inductor.config` (docs/speed.md)."""
+    from torch._inductor import config  # imported here: it takes a second
 
     known = config.get_config_copy()  # options change with torch
     wanted = {
         # Python launches hundreds of small kernels more slowly than the GPU computes them.
         "triton.cudagraphs": torch.cuda.is_available(),
-        # Frozen batch norm becomes part of the convolution's weights: 12 % more images/s, a fifth less compile time.
+        # Folds frozen batch norm into the weights of the convolution.
         "efficient_conv_bn_eval_fx_passes": True,
-        # Kernels are chosen by rule: timing them takes seconds, chooses differently each time, and wins nothing here.
-        # torch refuses this together with TORCHINDUCTOR_MAX_AUTOTUNE=1, which asks for the timing.
+        # Choose kernels by rule: choosing by timing is not reproducible. torch refuses this together with
+        # TORCHINDUCTOR_MAX_AUTOTUNE=1, which asks for the timing.
         "deterministic": not known.get("max_autotune"),
-        # Another search for loops to fuse: seconds more, and no faster network.
+        # A second search for loops to fuse takes seconds and makes no faster network.
         "loop_ordering_after_fusion": False,
     }
     return {name: value for name, value in wanted.items() if name in known}
 
 
 class GradientCheck(NamedTuple):
-    """Cosines of the whole gradient with the plain float32 network's: the plain network's in the run's precision,
-    and the compiled network's.
-    """
+    """Cosines with the gradient of the plain float32 network: plain in the run's precision, and compiled."""
 
     plain: float
     compiled: float
@@ -127,8 +124,8 @@ def check_gradients(
     clearly farther from the reference than the plain network in that precision: bf16 alone turns the gradient of a
     network with random weights by up to 65 degrees, so the distance between two bf16 networks says nothing. All three
     differentiate the same function of the embeddings, the loss's gradient at the reference, because the loss itself
-    amplifies rounding. A module that looks wrong is looked at on the mirrored batches too: an error of the compiler
-    stays, noise does not.
+    amplifies rounding. A module that looks wrong is compared on the mirrored batches too: an error of the compiler
+    remains, noise does not.
 
     Args:
         net, compiled: images (B, 3, H, W) to embeddings (B, D), with the same weights.
@@ -143,7 +140,7 @@ def check_gradients(
     wrong: dict[str, str] = {}
     for attempt, batch in enumerate((images, images.flip(3), images.flip(2))):
         float32 = torch.autocast(images.device.type, enabled=False)
-        # Without cuDNN the plain passes need none of its kernels prepared, which takes up to 9 s; and float32 is not TF32.
+        # Without cuDNN, which would first choose kernels for these few passes; and its float32 may be TF32.
         reference, cotangent = _run(net, net, batch, float32, loss=(loss, labels), cudnn=False)
         plain, _ = _run(net, net, batch, precision(), cotangent=cotangent, cudnn=not half)
         found, _ = _run(net, compiled, batch, precision(), cotangent=cotangent)
@@ -205,7 +202,7 @@ def _run(
 
 
 def find_faults(reference: _Pass, plain: _Pass, compiled: _Pass) -> dict[str, str]:
-    """What of the compiled pass is clearly farther from the reference than the plain pass is: {name: how it is wrong}."""
+    """{name: how it is wrong} of what is clearly farther from the reference in the compiled pass than in the plain one."""
     wrong = {}
     parts = [(each.embeddings.flatten(), each.statistics) for each in (reference, plain, compiled)]
     for name, want, usual, found in zip(("embeddings", "statistics of batch norm"), *parts, strict=True):
@@ -239,9 +236,9 @@ def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def check_file(net: nn.Module, shape: Iterable[int], precision: str, device: torch.device) -> Path:
-    """Where the check of this network, batch shape (B, 3, H, W) and precision is remembered: in the compiler's cache.
+    """File in the compiler's cache folder for the check of a network at a batch shape (B, 3, H, W) and precision.
 
-    Its name holds whatever may change the compiled network: torch, timm, the GPU, the network, compiler options, code.
+    Its name is a hash of what may change the compiled network: torch, timm, GPU, network, compiler options, code.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -267,7 +264,7 @@ def check_file(net: nn.Module, shape: Iterable[int], precision: str, device: tor
 
 
 def recall_check(file: Path) -> GradientCheck | None:
-    """The check that an earlier start passed; None where there is none to be read."""
+    """Read the check that an earlier start passed; None without one."""
     try:
         return GradientCheck(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -275,7 +272,7 @@ def recall_check(file: Path) -> GradientCheck | None:
 
 
 def remember_check(file: Path, check: GradientCheck) -> None:
-    """Keep a passed check for later starts; a folder that cannot be written costs them the check."""
+    """Write a passed check for later starts, unless the folder cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, check._asdict())

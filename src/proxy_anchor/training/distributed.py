@@ -1,10 +1,10 @@
-"""The batch of all processes, with gradients: what makes a loss over pairs or classes the same on one device and on many.
+"""Training on several ranks as on one: global batch, collectives, batch norm, gradients.
 
-Gradients are averaged over W processes (`training.distributed`). Every process computes the loss L of the whole batch, so
-- the proxies' gradient is the whole one on every process, and so is its mean;
-- an embedding's gradient arrives from all W losses: summed it is W x dL/dx, which the mean over processes, of which only
-  one made that embedding, brings back to dL/dx.
-Backbone, head and proxies therefore move as in one process; no factor is left over.
+Gradients are averaged over W ranks. Every rank computes the loss L of the global batch, so
+- every rank has the whole gradient of the proxies, and so has their mean;
+- the backward pass of the gather sums an embedding's gradient over the W losses, W x dL/dx; the mean over ranks, only one
+  of which made that embedding, is dL/dx again.
+Backbone, head and proxies therefore move as in one process, without a correction factor.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from proxy_anchor.errors import AgreedError
 
 
 def world_size() -> int:
-    """Processes that train together; 1 outside distributed training."""
+    """Number of ranks; 1 outside distributed training."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather_batch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(b, D) embeddings and (b,) labels of each process -> (B, D) and (B,) of all, in order of rank, on every process.
+    """Gather (b, D) embeddings and (b,) labels of each rank to (B, D) and (B,) on all ranks.
 
-    All processes hold equally many. Backward gives each process the sum over all processes' gradients of its own rows.
-    In one process they are returned as they are.
+    All ranks hold equally many rows; the order is that of the ranks. The backward pass gives each rank the gradient of its
+    own rows, summed over all ranks. No-op in a single process.
     """
     if world_size() == 1:
         return embeddings, labels
@@ -48,14 +48,14 @@ def gather_batch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _gather(rows: Tensor) -> Tensor:
     rows = rows.contiguous()
     everyone = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
-    # Newer versions of torch give the function another name, and warn of this one.
+    # torch 2.13 renamed the function, and warns of the former name.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(everyone, rows)
     return everyone
 
 
 class _GatherRows(torch.autograd.Function):
-    """Concatenates the rows of all processes; backward sums."""
+    """Concatenates the rows of all ranks; the backward pass sums."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        # (B, D) is small beside the network's gradients: no need for the backends' various ways to sum only one's share.
+        # Not reduce_scatter, which not every backend has: (B, D) is small compared with the network's gradients.
         total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total.chunk(world_size())[dist.get_rank()]
@@ -73,18 +73,18 @@ T = TypeVar("T")
 
 
 def decided_by_first(decide: Callable[[], T]) -> T:
-    """What `decide()` returns in the first process, in all of them; the others do not call it.
+    """Call `decide()` on rank 0 and return its result on all ranks.
 
-    Raises what it raised, in the others as AgreedError.
+    Raises on rank 0 what it raised, and AgreedError on the others.
     """
     if world_size() == 1:
         return decide()
-    told: list[Any] = [None, None]  # the answer, or the text of the error
+    told: list[Any] = [None, None]  # the result, or the message of the error
     failed: Exception | None = None
     if dist.get_rank() == 0:
         try:
             told[0] = decide()
-        except Exception as error:  # whatever it is: the others wait for an answer
+        except Exception as error:  # of any kind: the other ranks wait
             failed, told[1] = error, str(error) or type(error).__name__
     dist.broadcast_object_list(told, src=0)
     if failed is not None:
@@ -95,7 +95,7 @@ def decided_by_first(decide: Callable[[], T]) -> T:
 
 
 def gather_objects(value: T) -> list[T]:
-    """The value of every process, in order of rank, on all of them. Tensors must be on the CPU."""
+    """Gather a value of every rank, in their order, on all ranks. Tensors must be on the CPU."""
     if world_size() == 1:
         return [value]
     everyone: list[Any] = [None] * world_size()
@@ -104,16 +104,16 @@ def gather_objects(value: T) -> list[T]:
 
 
 def reduce_max(values: Tensor) -> Tensor:
-    """(N,) integers on this process's device: each the largest of all processes, put there without waiting for a GPU."""
+    """Maximum over all ranks of (N,) integers, in place and without waiting for the GPU."""
     if world_size() > 1:
         dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
 
 
 def write_before_any_ends(trainer: pl.Trainer) -> None:
-    """Have the first process write its last checkpoint before any of them ends; all call it.
+    """Wait until rank 0 has written its last checkpoint. All ranks call it before they end with an error.
 
-    torchrun, srun and `run_ranks` end all processes soon after one has ended with an exit code that is not 0.
+    torchrun, srun and `run_ranks` kill all ranks soon after one has ended with a nonzero exit code.
     """
     if world_size() > 1:
         trainer.strategy.checkpoint_io.teardown()
@@ -121,17 +121,17 @@ def write_before_any_ends(trainer: pl.Trainer) -> None:
 
 
 class SyncBatchNorms(TorchSyncBatchNorm):
-    """Has every batch norm of a network with `batch_norm="train"` count over all processes' images while it is fitted.
+    """Synchronises batch norm over all ranks for a network with `batch_norm="train"`.
 
-    By timm's conversion: torch's own drops the activation that timm's fused layers (EfficientNet and others) hold, without
-    an error. torch has synchronised batch norm for GPUs only: on CPUs each process counts over its own share.
+    Uses timm's conversion: torch's own silently drops the activation of timm's fused layers (EfficientNet and others).
+    torch synchronises batch norm on GPUs only; on CPUs each rank uses its part of the batch.
     """
 
     def __init__(self) -> None:
         self._originals: dict[str, nn.Module] = {}
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Exchange the layers; parameters and statistics stay the same tensors."""
+        """Exchange the layers. Parameters and statistics stay the same tensors."""
         if getattr(getattr(model, "net", None), "batch_norm", "train") != "train" or not dist.is_initialized():
             return model
         if "nccl" not in dist.get_backend():
@@ -143,7 +143,7 @@ class SyncBatchNorms(TorchSyncBatchNorm):
         return self.exchange(model)
 
     def exchange(self, model: nn.Module) -> nn.Module:
-        """As `apply`, whatever the backend."""
+        """As `apply`, for any backend."""
         self._originals = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
         return convert_sync_batchnorm(model)
 
@@ -159,7 +159,7 @@ class SyncBatchNorms(TorchSyncBatchNorm):
         return model
 
 
-# Torch's wrapper warns of the older name since 2.13.
+# torch 2.13 renamed the argument, and warns of the former name.
 _SENDS_STATISTICS = next(
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")
@@ -168,28 +168,27 @@ _SENDS_STATISTICS = next(
 
 
 class LeanDDP(DDPStrategy):
-    """Lightning's `ddp` with the same result, for a MetricLearner.
+    """Lightning's `ddp` for a MetricLearner, with the same result.
 
-    A compiled network has all gradients at once, so there is nothing that sending some of them early could hide: they are sent
-    in one piece after it. torch's wrapper would treat each by itself, at several kernels apiece, which takes as long as
-    the network's step on a small batch. Lightning's `on_after_backward` sees each process's own gradients then, and all hooks
-    after it the averaged ones.
+    A compiled network returns all gradients at once, so they are averaged in one piece after the backward pass. torch's
+    wrapper copies each one by several kernels, which takes as long as the step itself on a small batch. Lightning's
+    `on_after_backward` then sees each rank's own gradients, and all later hooks the averaged ones.
 
-    Another network is wrapped as torch does it, but
-    - on the stream that computes. Lightning makes one for the wrapping, which torch takes for the one where gradients are summed:
-      for every parameter they would wait for each other in each step, and torch warns of it;
-    - without sending statistics before each step, where they are the same anyway: frozen, or of the batch of all processes.
+    Any other network gets torch's wrapper, but
+    - on the stream that computes: Lightning wraps on a stream of its own, with which torch then synchronises for every
+      parameter in each step;
+    - without broadcasting statistics before each step where they are equal anyway: frozen, or synchronised.
     """
 
     _gradients: JoinedGradients | None = None
 
     def configure_ddp(self) -> None:
-        """Start from the first process's weights, and have gradients averaged."""
-        learner: Any = self.lightning_module  # a MetricLearner; its module imports this one
-        # On CPUs each process's statistics are its own (see `SyncBatchNorms`).
+        """Broadcast the weights of rank 0, and set up the averaging of gradients."""
+        learner: Any = self.lightning_module  # a MetricLearner, whose module imports this one
+        # On CPUs each rank has statistics of its own (see `SyncBatchNorms`).
         same_statistics = self.root_device.type == "cuda" or learner.net.batch_norm != "train"
         if same_statistics:
-            _sync_module_states(learner)  # statistics too: the wrapper may leave out those that it does not send later
+            _sync_module_states(learner)  # statistics too, which the wrapper may not send
         if learner.compiled is not None and same_statistics:
             self._gradients = JoinedGradients(learner)
             return
@@ -203,7 +202,7 @@ class LeanDDP(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None]:
-        """Leave the gradients of a batch that is not the last before a step to that one: the mean of a sum is as good."""
+        """Skip the averaging of all but the last accumulated batch: the mean of the sum is the same."""
         gradients, self._gradients = self._gradients, None
         try:
             with super().block_backward_sync():
@@ -212,33 +211,33 @@ class LeanDDP(DDPStrategy):
             self._gradients = gradients
 
     def teardown(self) -> None:
-        """Give up the gradients' memory too."""
+        """Free the gradients."""
         self._gradients = None
         super().teardown()
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        """Average the gradients, where no wrapper has."""
+        """Average the gradients, unless torch's wrapper has."""
         super().post_backward(closure_loss)
         if self._gradients is not None:
             self._gradients.average()
 
 
 class JoinedGradients:
-    """The gradients of a module's parameters, averaged over all processes in one piece.
+    """Averages the gradients of a module over all ranks in one piece.
 
-    module: whose parameters, on their device.
+    module: on its device.
     """
 
     def __init__(self, module: nn.Module) -> None:
         shared = [p for p in module.parameters() if p.requires_grad]
         kinds = {dtype: [p for p in shared if p.dtype == dtype] for dtype in {p.dtype: None for p in shared}}
-        # For each kind one vector, and the place of each parameter's gradient in it.
+        # One vector for each dtype, and a view of it for each parameter.
         self._pieces = [(_joined(parameters), parameters) for parameters in kinds.values()]
 
     def average(self) -> None:
-        """Replace each gradient by the mean over all processes, which all call this with gradients of the same parameters.
+        """Replace each gradient by its mean over all ranks, which have gradients of the same parameters.
 
-        Gradients that were averaged before, and to which each process has added since, come out right too.
+        Also right for averaged gradients to which each rank has added since.
         """
         for (whole, places), parameters in self._pieces:
             pairs = zip(parameters, places, strict=True)
@@ -252,10 +251,10 @@ class JoinedGradients:
 
 
 def _joined(parameters: list[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
-    """A vector of zeros for all of them together, and views of it that are laid out as they are."""
+    """A vector of zeros with room for all parameters, and a view of it with the layout of each."""
     whole = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
     pieces = whole.split([p.numel() for p in parameters])
-    strides = [torch.empty_like(p, device="meta").stride() for p in parameters]  # without gaps, whatever theirs are
+    strides = [torch.empty_like(p, device="meta").stride() for p in parameters]  # without gaps
     return whole, [
         piece.as_strided(p.shape, stride) for piece, p, stride in zip(pieces, parameters, strides, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Stopping before a number that is not finite spoils the weights."""
+"""Stop before a number that is not finite reaches the weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class NotFinite(AgreedError):
 
 
 class FiniteGuard:
-    """Looks at the loss and the gradient's norm of every step.
+    """Checks the loss and the norm of the gradients of every step.
 
-    On a GPU the answer is copied to the host while other work is queued and read a step later, so that looking costs no
-    waiting; until then a fused optimizer, given `show`'s answer, leaves the weights alone. Of several processes all get the
-    answer that one has: they stop after the same step, and none waits for another that has stopped.
+    The result is copied to the host asynchronously and read one step later, so the host does not wait for the GPU; until
+    then a fused optimizer that gets the result of `show` skips the step. All ranks share one result and stop after the same
+    step.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class FiniteGuard:
         self._shown: Fetch | None = None  # (2,) whether they are bad: loss, gradient
 
     def show(self, where: str, loss_finite: Tensor, norm: Tensor) -> Tensor:
-        """Remember a step's numbers; returns a () float on their device: 1 if one of them is not finite, else 0.
+        """Keep the result of a step; returns a () float on its device: 1 if a number is not finite, else 0.
 
-        where: names the step. loss_finite: () bool. norm: () float, of all gradients.
+        where: names the step in the error. loss_finite: () bool. norm: () float, of all gradients.
         """
         bad = ~torch.stack([loss_finite, torch.isfinite(norm)])
         if world_size() > 1:
@@ -39,7 +39,7 @@ class FiniteGuard:
         return bad.any().float()
 
     def check(self) -> None:
-        """Raise NotFinite if the step that was shown last had a number that is not finite."""
+        """Raise NotFinite if the last step shown had a number that is not finite."""
         loss_bad, gradient_bad = (False, False) if self._shown is None else self._shown.get().tolist()
         if loss_bad:
             raise NotFinite(

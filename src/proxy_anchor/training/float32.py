@@ -10,13 +10,13 @@ FLOAT32_PRECISIONS = ("tf32", "ieee")
 
 
 def set_float32_precision(name: str) -> None:
-    """Set how float32 convolutions and matrix products are computed, for this process.
+    """Set how this process computes float32 convolutions and matrix products.
 
-    name: "tf32", torch's default: convolutions and recurrent layers (cuDNN) in TF32, which keeps 10 bits of the mantissa
-    of their inputs, matrix products in float32; or "ieee": both in float32. Nothing changes on a CPU or under autocast.
+    name: "tf32" (torch's default): cuDNN's convolutions and recurrent layers round their inputs to 10 bits of mantissa,
+    matrix products are float32. "ieee": both are float32. No effect on a CPU or under autocast.
     Raises UsageError for another name.
     """
     check_choice("float32_precision", name, FLOAT32_PRECISIONS)
-    # Not the newer fp32_precision: after it, reading allow_tf32, as torch's compiler does, raises. These set both.
+    # Not fp32_precision: after that, reading allow_tf32 raises, which torch's compiler does. These set both.
     torch.backends.cudnn.allow_tf32 = name == "tf32"
     torch.set_float32_matmul_precision("highest")

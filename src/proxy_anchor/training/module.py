@@ -1,4 +1,4 @@
-"""The LightningModule: images in, embeddings out, loss, log. Everything else is a hook with one job."""
+"""The LightningModule: images in, embeddings out, loss, log."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ class MetricLearner(pl.LightningModule):
         proxy_lr_mult: the proxies' learning rate over lr (paper: 100).
         warmup_epochs: first epochs in which only head and proxies move, at full rate; the schedule counts them.
         metadata: plain values saved in every checkpoint (how data and model were made).
-        compile: run the network and the Proxy-Anchor loss compiled (see `training.compile`); the weights are those of `net` and
-            `loss` either way.
-        num_evaluated: images that all evaluations together will embed; compiling for few of them would not pay. None: many.
+        compile: compile the network and the Proxy-Anchor loss (see `training.compile`); `net` and `loss` keep the weights.
+        num_evaluated: images of all evaluations together (see `CompiledNet`). None: many.
 
     Raises UsageError for an optimizer or scheduler that does not take its arguments, and when the loss stops being finite.
     """
@@ -72,7 +71,7 @@ class MetricLearner(pl.LightningModule):
         self.lr, self.proxy_lr_mult, self.warmup_epochs = optimizer.keywords["lr"], proxy_lr_mult, warmup_epochs
         self.net, self.loss = net, loss
         if isinstance(loss, (ProxyAnchorLoss, MetricLoss)):
-            loss.check_labels = False  # the data module's label map is checked once; each look waits for the GPU
+            loss.check_labels = False  # checked once by the data module; each check waits for the GPU
         self.metadata = metadata or {}
         self.compiled, self._compiled_loss = None, None
         if compile:
@@ -86,18 +85,18 @@ class MetricLearner(pl.LightningModule):
         return self.net(images) if self.compiled is None else self.compiled(images)
 
     def on_train_epoch_start(self) -> None:
-        """Log which share of the training images this epoch's P x K batches hold."""
+        """Log the share of the training images in this epoch's P x K batches."""
         order = getattr(getattr(self.trainer, "datamodule", None), "order", None)
         if isinstance(order, PKBatches):
             self.log("train/images_seen", share_seen(order, self.current_epoch))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Images in, embeddings out, loss of the batch of all devices, log."""
+        """Images in, embeddings out, loss on the global batch, log."""
         images, labels, _ = batch
         embeddings, labels = gather_batch(self(images), labels)
         loss = (self._compiled_loss or self.loss)(embeddings, labels)
         self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
-        # Not prog_bar: the trainer would fetch it from the card, and wait for it, in every step. See LossBar.
+        # Not prog_bar: the trainer would copy it from the GPU, and wait, in every step. See LossBar.
         self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(labels))
         return loss
 
@@ -117,25 +116,25 @@ class MetricLearner(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": make_scheduler(self.make_scheduler, optimizer, steps)}
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Stop on a loss or gradient that is not finite; during warm-up, hide the backbone's gradients from the optimizer.
+        """Stop on a loss or gradient that is not finite. During warm-up, remove the backbone's gradients.
 
-        Warm-up does not touch `requires_grad`: DDP hooks only what requires grad when it wraps the module, and a
-        network compiled while frozen keeps no gradient path after it is released. A parameter without gradient is
-        skipped by the optimizer altogether (no decay, no moments), which is what a frozen one sees.
+        Warm-up does not use `requires_grad`: DDP registers hooks only for parameters that require gradients when it wraps
+        the module, and a network compiled while frozen has no gradient path later. The optimizer skips a parameter without
+        gradient (no decay, no moments).
         """
-        # 16-mixed meets infinite gradients by design: its scaler skips those steps. A loss that is not finite stops it too.
+        # The scaler of 16-mixed skips steps with infinite gradients by design; a loss that is not finite stops it too.
         scaled = str(self.trainer.precision) == "16-mixed"
-        # Not self.parameters(): a walk through the modules in every step takes longer.
+        # Not self.parameters(), which walks through all modules in every step.
         trained = (p for group in optimizer.param_groups for p in group["params"])
         gradients = [p.grad for p in trained if p.grad is not None]
         norm = torch.zeros((), device=self.device) if scaled else torch.nn.utils.get_total_norm(gradients)
         skips_itself = bool(optimizer.defaults.get("fused"))
         if skips_itself:
-            self._guard.check()  # the step before: known by now
+            self._guard.check()  # of the previous step
         bad = self._guard.show(f"at step {self.global_step} (epoch {self.current_epoch + 1})", self._loss_finite, norm)
         self._loss_finite = torch.ones_like(self._loss_finite)
         if skips_itself:
-            optimizer.found_inf = bad  # type: ignore[attr-defined]  # torch's own way of telling the kernel to skip
+            optimizer.found_inf = bad  # type: ignore[attr-defined]  # torch's way to have the kernel skip the step
         if not skips_itself or self.device.type == "cpu":
             self._guard.check()
         if self.current_epoch < self.warmup_epochs:
@@ -143,13 +142,13 @@ class MetricLearner(pl.LightningModule):
                 parameter.grad = None
 
     def on_train_epoch_end(self) -> None:
-        """The last step of the epoch."""
+        """Check the last step of the epoch."""
         self._guard.check()
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip as the trainer would, which refuses fused optimizers for fear of a loss scaler."""
+        """Clip as the trainer would, which refuses fused optimizers because of loss scalers."""
         if gradient_clip_val is None or not optimizer.defaults.get("fused"):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
@@ -157,5 +156,5 @@ class MetricLearner(pl.LightningModule):
         clip([parameter for group in optimizer.param_groups for parameter in group["params"]], gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        """Add what rebuilds the network, as plain types: the file opens with torch.load(weights_only=True)."""
+        """Add what rebuilds the network, as plain types: torch.load(weights_only=True) reads the file."""
         checkpoint[CHECKPOINT_KEY] = {"format": CHECKPOINT_FORMAT, "model": self.net.config, **self.metadata}

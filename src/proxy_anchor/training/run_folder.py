@@ -1,4 +1,4 @@
-"""Continuing a run in its folder: which checkpoint to take, and what a checkpoint must hold beside weights and rates."""
+"""Resuming a run: the checkpoint to load, what it holds besides Lightning's part, stopping on signals."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ _LEFT_BEFORE_A_CHECKPOINT = (
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The last whole checkpoint of a run folder; None where there is none at all.
+    """The newest whole checkpoint of a run folder; None without any.
 
-    A damaged last.ckpt is named on standard output and the version before it is taken. Of a run that was killed between its
-    first two files, best.ckpt is taken, as last.ckpt.
-    Raises UsageError when all that are there are damaged.
+    Prints that last.ckpt is damaged and returns its previous version. Of a run that was killed between its first two files,
+    copies best.ckpt to last.ckpt. Raises UsageError where all are damaged.
     """
     last = folder / "last.ckpt"
     reasons = []
@@ -56,7 +55,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         for reason in reasons:
             print(f"{reason} The version before it, {file.name} of epoch {checkpoint.epoch}, is used.", flush=True)
         if file != last:
-            file.replace(last)  # also where no further epoch would write it anew
+            file.replace(last)  # no further epoch may write it
         return replace(checkpoint, path=last)
     if reasons:
         raise UsageError(f"{reasons[0]} There is no earlier one: remove {folder} to begin anew.")
@@ -65,13 +64,13 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     checkpoint = load_checkpoint(best)
     copy = last.with_name(f"{last.name}.partial")
-    shutil.copyfile(best, copy)  # it stays the best until an epoch is better
+    shutil.copyfile(best, copy)  # not renamed: it stays the best
     copy.replace(last)
     return replace(checkpoint, path=last)
 
 
 def clear_beginning(folder: Path) -> bool:
-    """Remove what a run leaves that was killed before its first checkpoint; False when there is anything else."""
+    """Remove the files of a run that was killed before its first checkpoint. False where there are others."""
     found = [each for each in folder.iterdir() if each.suffix not in (".partial", ".tmp")]
     if any(each.name not in _LEFT_BEFORE_A_CHECKPOINT for each in found):
         return False
@@ -81,17 +80,17 @@ def clear_beginning(folder: Path) -> bool:
 
 
 class RunRecord(pl.Callback):
-    """Keeps the rows of metrics.csv and the random numbers' state in every checkpoint, and restores them.
+    """Saves the rows of metrics.csv and the states of the random number generators in every checkpoint.
 
-    The file on the disk may be ahead of the checkpoint, or half written; the checkpoint's copy is neither. Of several
-    processes the first keeps the rows, and every one its own random numbers.
+    metrics.csv on the disk may be newer than the checkpoint, or half written. Rank 0 saves the rows, and each rank its own
+    generators.
     """
 
     def __init__(self) -> None:
         self._restored: dict[str, Any] | None = None
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict) -> None:
-        """Add them, as plain types. The trainer calls this in all processes, of which the first writes the file."""
+        """Add them, as plain types. All ranks call this; rank 0 writes the file."""
         # The trainer logs an epoch's means only after its checkpoint.
         means = {name: float(value) for name, value in trainer.logged_metrics.items() if _is_mean(name)}
         rng = [torch.get_rng_state()]
@@ -104,18 +103,18 @@ class RunRecord(pl.Callback):
         }
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict) -> None:
-        """Remember them until the loggers are there.
+        """Keep them until the loggers exist.
 
-        Raises AgreedError when the run began on another number of devices, which `trainer.devices=auto` does not tell.
+        Raises AgreedError where the run began on another number of devices, as trainer.devices=auto may.
         """
-        # Checkpoints are written at the end of an epoch; with max_steps the trainer would take it for unfinished.
+        # Checkpoints are of whole epochs; with max_steps the trainer would repeat the last one.
         trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
         for callback in trainer.checkpoint_callbacks:
             _move(checkpoint["callbacks"].get(callback.state_key), callback.dirpath)  # type: ignore[attr-defined]
         record = checkpoint.get(RECORD_KEY)
         if record is None:
             return
-        if isinstance(record["rng"][0], torch.Tensor):  # written when only runs on one device were continued
+        if isinstance(record["rng"][0], torch.Tensor):  # of a version that resumed on one device only
             record["rng"] = [record["rng"]]
         if len(record["rng"]) != trainer.world_size:
             raise AgreedError(
@@ -125,7 +124,7 @@ class RunRecord(pl.Callback):
         self._restored = record
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put the rows up to the checkpoint's epoch back in place of those that the killed run had written."""
+        """Replace the rows of metrics.csv by those up to the checkpoint's epoch."""
         if self._restored is None:
             return
         for logger, text in zip(_csv_loggers(trainer), self._restored["metrics"], strict=False):
@@ -141,7 +140,7 @@ class RunRecord(pl.Callback):
             writer.metrics_keys = names
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with the same random numbers."""
+        """Restore the random number generators."""
         if self._restored is not None:
             cpu, *cuda = self._restored["rng"][trainer.global_rank]
             torch.set_rng_state(cpu.cpu())
@@ -150,9 +149,9 @@ class RunRecord(pl.Callback):
 
 
 def _move(state: dict[str, Any] | None, folder: str) -> None:
-    """Have what a checkpoint says about the files of its run name them where they are now: its folder may have been renamed.
+    """Change the paths in the state of a ModelCheckpoint to `folder`: the run folder may have been renamed.
 
-    Otherwise the trainer forgets how good best.ckpt is, and the next epoch replaces it.
+    Otherwise the callback forgets the score of best.ckpt, and the next epoch replaces it.
     """
     if state is None or state["dirpath"] == folder:
         return
@@ -177,10 +176,10 @@ def _read(logger: CSVLogger) -> str:
 
 
 class StopOnSignal(pl.Callback):
-    """Ends training on SIGTERM and SIGUSR1 (a cluster's notice) with exit code STOPPED, the last epoch's checkpoint written.
+    """Ends training on SIGTERM or SIGUSR1 (a cluster's notice) with exit code STOPPED.
 
-    The step or evaluation batch that runs is finished first. Of several processes it is enough that one gets the signal: all
-    stop after the same step.
+    The current step or evaluation batch is finished, and the checkpoint of the last epoch written. One rank that gets the
+    signal is enough: all stop after the same step.
     """
 
     def __init__(self) -> None:
@@ -190,10 +189,10 @@ class StopOnSignal(pl.Callback):
         self._common_batches: list[int] = []  # of each evaluation loader: batches that every process has
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """On several devices, listen from here on, and instead of the trainer.
+        """On several devices, replace the trainer's handlers.
 
-        Its own answer to SIGTERM starts a broadcast from within the signal's handler, which no other process expects, and
-        for that it asks the GPU, and waits, before every step.
+        Its handler of SIGTERM starts a broadcast that no other rank expects, and its loop waits for the GPU before every
+        step to allow for it.
         """
         if trainer.world_size > 1:
             trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
@@ -201,7 +200,7 @@ class StopOnSignal(pl.Callback):
             self._listen()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen from the first step on, in place of the trainer: it ends `fit` on SIGTERM as if all epochs were done."""
+        """Replace the trainer's handlers: on SIGTERM it would end `fit` as if all epochs were done."""
         if trainer.received_sigterm:
             self._received = signal.SIGTERM
         self._listen()
@@ -220,7 +219,7 @@ class StopOnSignal(pl.Callback):
         if not number:
             return
         if trainer.world_size > 1:
-            for each in NOTICES:  # whoever started the processes sends more of them as soon as one has ended
+            for each in NOTICES:  # the launcher sends more of them when one rank has ended
                 signal.signal(each, signal.SIG_IGN)
             self._before = {}
             write_before_any_ends(trainer)
@@ -232,22 +231,21 @@ class StopOnSignal(pl.Callback):
         raise SystemExit(STOPPED)
 
     def _agree(self, device: torch.device) -> int:
-        """What any process had received one call ago, or 0; the same in all of them, which all call it.
+        """The signal that any rank had received at the previous call, or 0; the same on all ranks.
 
-        One number is reduced per call, in line with the step's other reductions, and read only at the next call: neither the
-        host nor the GPU waits for it, so that it need not be saved for every few steps.
+        One number is reduced per call and read at the next one, so neither the host nor the GPU waits for it.
         """
         before = 0 if self._agreed is None else int(self._agreed.get())
-        # Filled on the device: a copy from the host would wait for the GPU.
+        # Made on the device: a copy from the host would wait for the GPU.
         self._agreed = Fetch(reduce_max(torch.full((1,), self._received or 0, device=device)))
         return before
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any, **named: Any) -> None:
-        """Between two steps."""
+        """Stop between two steps."""
         self._stop(trainer, pl_module.device)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Processes may have one batch more or less than others: together they look after those that all have."""
+        """Count the batches that all ranks have: only after those may they stop together."""
         if trainer.world_size > 1:
             batches = torch.tensor([int(each) for each in trainer.num_val_batches], device=pl_module.device)
             self._common_batches = reduce_max(-batches).neg().tolist()
@@ -261,12 +259,12 @@ class StopOnSignal(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Between two batches of an evaluation."""
+        """Stop between two batches of an evaluation."""
         if trainer.world_size == 1 or batch_idx < self._common_batches[dataloader_idx]:
             self._stop(trainer, pl_module.device)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the signals back, unless the trainer has: its handler would keep this run's memory for as long as the process."""
+        """Restore the former handlers, unless the trainer has: ours would keep this run in memory."""
         for number, handler in self._before.items():
             if signal.getsignal(number) == self._receive:
                 signal.signal(number, handler)

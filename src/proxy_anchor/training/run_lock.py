@@ -1,7 +1,7 @@
-"""One owner per run folder: a file lock that the system releases when the process ends, however it ends.
+"""One process per run folder: a file lock, which the system releases when its process ends.
 
-The lock of runs/NAME is the file runs/.NAME.lock, beside the folder: the folder holds the run's own files only, and removing
-or renaming it does not free its name while a process still writes there. The file names its holder and is removed at the end.
+The lock of runs/NAME is the file runs/.NAME.lock. It is outside the folder, so that removing or renaming the folder does not
+free its name while a process still writes there. The file names its holder and is removed at the end.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from proxy_anchor.utils import one_of_several
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-HELD_BY_PARENT = "PROXY_ANCHOR_HELD_FOLDER"  # the folder that the process which started this one holds for both
-WAIT_S = 1.0  # for a holder that is about to end
+HELD_BY_PARENT = "PROXY_ANCHOR_HELD_FOLDER"  # the folder that the parent process holds for both
+WAIT_S = 1.0  # seconds, for a holder that is about to end
 _held: dict[Path, BaseFileLock] = {}
 
 
 def take(folder: Path, wait_s: float = WAIT_S) -> None:
-    """Own this run folder until `release` or the end of the process; taken twice, it is released twice.
+    """Lock this run folder until `release` or the end of the process. Locked twice, it is released twice.
 
-    Where the file system has no locks, goes on without one and says so on stderr.
-    Raises FolderTaken, which names the holder, when another process owns it.
+    Without locks in the file system it warns on stderr and continues.
+    Raises FolderTaken, naming the holder, where another process has the lock.
     """
     from filelock import FileLock, Timeout
 
@@ -39,8 +39,8 @@ def take(folder: Path, wait_s: float = WAIT_S) -> None:
         return
     file = lock_file(folder)
     file.parent.mkdir(parents=True, exist_ok=True)
-    # No soft lock where flock is missing: after a kill it would still be there. No removal on release either: ours happens
-    # while the lock is held, so that it cannot remove the file of the next holder.
+    # A soft lock (without flock) would outlive a kill. The library would remove the file after the release, and with it
+    # perhaps that of the next holder; `release` removes it before.
     lock = _held.get(folder) or FileLock(
         file, thread_local=False, fallback_to_soft=False, preserve_lock_file=True, on_acquired=_sign
     )
@@ -50,8 +50,8 @@ def take(folder: Path, wait_s: float = WAIT_S) -> None:
         raise FolderTaken(
             f"{folder} is in use by {_holder(file)}: wait until that has ended, or choose another run=NAME."
         ) from None
-    except OSError as error:  # no flock (ENOSYS, ENOLCK), or no file beside the folder (EACCES, EROFS)
-        folder.mkdir(parents=True, exist_ok=True)  # where nothing can be made at all, that is the error
+    except OSError as error:  # no flock (ENOSYS, ENOLCK), or the file cannot be made (EACCES, EROFS)
+        folder.mkdir(parents=True, exist_ok=True)  # raises where nothing can be written at all
         print(
             f"warning: {file} cannot be locked ({error.strerror}): do not start a second command with this run folder.",
             file=sys.stderr,
@@ -59,11 +59,11 @@ def take(folder: Path, wait_s: float = WAIT_S) -> None:
         )
         return
     _held[folder] = lock
-    atexit.register(release, folder)  # not earlier: the library releases what it finds, and leaves the file
+    atexit.register(release, folder)  # after the library's own, which leaves the file
 
 
 def release(folder: Path) -> None:
-    """Give the folder back, if this process owns it."""
+    """Release the lock, if this process has it."""
     folder = folder.resolve()
     if (lock := _held.get(folder)) is None:
         return
@@ -76,7 +76,7 @@ def release(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Own this run folder within the block. No-op in one of several processes: `resume_or_start` takes it for all."""
+    """Lock this run folder within the block. No-op in one of several ranks: `resume_or_start` locks it for all."""
     if one_of_several():
         yield
         return
@@ -88,7 +88,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def lock_file(folder: Path) -> Path:
-    """Where the lock of this folder is."""
+    """The lock file of this folder."""
     return folder.with_name(f".{folder.name}.lock")
 
 

@@ -22,7 +22,7 @@ LAST = "last.ckpt"
 def run_checkpoints(folder: Path, monitor: str | None, every_n_epochs: int = 1) -> list[ModelCheckpoint]:
     """`best.ckpt` by the highest value of `monitor` (none without) and `last.ckpt`, after every evaluated epoch.
 
-    Not right after the evaluation: the epoch is over only then, and a run continues at the start of the next.
+    Not right after the evaluation: a run resumes at the start of an epoch.
     """
     when: dict[str, Any] = {"every_n_epochs": every_n_epochs, "save_on_train_epoch_end": True}
     best = ModelCheckpoint(folder, "best", monitor=monitor, mode="max", enable_version_counter=False, **when)
@@ -31,16 +31,16 @@ def run_checkpoints(folder: Path, monitor: str | None, every_n_epochs: int = 1) 
 
 
 def previous_version(path: Path) -> Path:
-    """Where the version before the newest `last.ckpt` is kept, for the case that a disk damages the newest."""
+    """The file of the version before the newest `last.ckpt`, in case the newest is damaged."""
     return path.with_name(f"{path.name}.previous")
 
 
 class BackgroundWriter(TorchCheckpointIO):
     """Copies checkpoints on their device and writes them in a background thread.
 
-    At most once in `every_seconds`, when `last.ckpt` is saved, all files that were saved since are written, each in its
-    newest version: on a fast GPU an epoch takes less time than writing its checkpoints. A killed process loses at most an
-    epoch and `every_seconds`. What is left is written at the end of training, also after an error.
+    When `last.ckpt` is saved, but at most once in `every_seconds`, the newest version of each saved file is written: on a
+    fast GPU an epoch takes less time than writing its checkpoints. A killed process loses at most an epoch and
+    `every_seconds`. The rest is written at the end of training, also after an error.
 
     Raises what writing raised, at the next checkpoint or at the end of training.
     """
@@ -53,30 +53,30 @@ class BackgroundWriter(TorchCheckpointIO):
         self._due = 0.0
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Take a copy; it is at `path` soon, at the latest after `teardown`."""
+        """Copy the checkpoint; it is written to `path` by the end of `teardown`."""
         path = Path(path)
         self._pending[path] = apply_to_collection(checkpoint, Tensor, lambda tensor: tensor.detach().clone())
         if self._writing is not None and self._writing.done():
             writing, self._writing = self._writing, None
             writing.result()
-        # best.ckpt waits for last.ckpt: alone it would be an epoch of which last.ckpt knows nothing.
+        # best.ckpt waits for last.ckpt, which must not be older.
         if path.name == LAST and self._writing is None and time.monotonic() >= self._due:
             pending, self._pending = self._pending, {}
             self._writing = self._thread.submit(_write_all, pending)
             self._due = time.monotonic() + self.every_seconds
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The newest version, from the disk."""
+        """Write pending versions, then read the file."""
         self.teardown()
         return super().load_checkpoint(path, *args, **kwargs)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove the file, and a version that is not written yet."""
+        """Remove the file and its pending version."""
         self._pending.pop(Path(path), None)
         super().remove_checkpoint(path)
 
     def teardown(self) -> None:
-        """Write what waits."""
+        """Write pending versions."""
         pending, self._pending = self._pending, {}
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -90,9 +90,9 @@ def _write_all(checkpoints: dict[Path, dict[str, Any]]) -> None:
 
 
 def write_whole(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a file that has its final name only when it is complete.
+    """Write a file that gets its final name only when it is complete.
 
-    Raises UsageError when the system refuses (a full disk, a folder that may not be written); the version before it stays.
+    Raises UsageError where it cannot be written (full disk, read-only folder); its previous version stays.
     """
     partial = Path(f"{path}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -100,12 +100,12 @@ def write_whole(checkpoint: dict[str, Any], path: Path) -> None:
         with partial.open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
-            os.fsync(file.fileno())  # a rename that reaches the disk before the content would lose both versions
+            os.fsync(file.fileno())  # else the rename may reach the disk before the content
         if path.name == LAST and path.is_file():
-            path.replace(previous_version(path))  # killed here, a run continues from that one
+            path.replace(previous_version(path))  # a run that is killed here resumes from that version
         partial.replace(path)
     except (OSError, RuntimeError) as error:
-        # torch's writer may cover what the system said by an error of its own.
+        # torch's writer may hide the system's error behind its own.
         reason = error if isinstance(error, OSError) else error.__context__
         if not isinstance(reason, OSError):
             raise

@@ -49,11 +49,11 @@ class Health(pl.Callback):
         self._ratio: Tensor | None = None  # (), on the device
 
     def state_dict(self) -> dict[str, Any]:
-        """The warnings and classes so far, for a run that is continued."""
+        """Warnings and classes so far, for a resumed run."""
         return {"warnings": self.warnings, "seen": self._seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with them."""
+        """Restore them."""
         self.warnings, self._seen = list(state_dict["warnings"]), state_dict.get("seen")
 
     def _warn(self, text: str) -> None:
@@ -62,7 +62,7 @@ class Health(pl.Callback):
             print(f"warning: {text}", flush=True)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Make room for the classes of a loss that has one proxy for each."""
+        """Prepare a flag per class, where the loss has one proxy per class."""
         proxies, classes = (getattr(pl_module.loss, name, None) for name in ("proxies", "num_classes"))
         if isinstance(proxies, Tensor) and len(proxies) == classes:
             seen = torch.zeros(len(proxies), dtype=torch.bool) if self._seen is None else self._seen
@@ -73,7 +73,7 @@ class Health(pl.Callback):
         self._ratio, self._due = None, trainer.current_epoch >= pl_module.warmup_epochs
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Keep the numbers of two batches: on a GPU a step's answer is read one step later. Mark their classes."""
+        """Keep the indices of two batches, since errors are read one step later; mark their classes."""
         self._batches = [*self._batches[-1:], batch[2].detach()]
         if self._seen is not None:
             self._seen.index_fill_(0, batch[1], True)
@@ -116,17 +116,17 @@ class Health(pl.Callback):
             )
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin anew."""
+        """Reset the sum."""
         self._sum, self._count = None, 0
 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *rest: Any) -> None:
-        """Add up unit-length embeddings: the sum's length tells their mean similarity."""
+        """Add up unit-length embeddings: the length of the sum gives their mean similarity."""
         embeddings = outputs["embeddings"].double()
         self._sum = embeddings.sum(0) + (0 if self._sum is None else self._sum)
         self._count += len(embeddings)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Warn of embeddings that are nearly one point; the untrained network's often are, and mean nothing yet."""
+        """Log the mean similarity; warn where it is near 1. Before training it often is."""
         if trainer.state.fn != "fit":
             return
         parts = gather_objects((None if self._sum is None else self._sum.cpu(), self._count))
@@ -143,8 +143,8 @@ class Health(pl.Callback):
             )
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Write step, learning rates and the images of the last two batches, of all devices, from which the step can be repeated."""
-        if not isinstance(exception, NotFinite):  # which all processes raise after the same step
+        """Write step, learning rates and the images of the last two batches of all ranks."""
+        if not isinstance(exception, NotFinite):  # all ranks raise it after the same step
             return
         batches = zip(*gather_objects([batch.cpu() for batch in self._batches]), strict=True)
         table = trainer.datamodule.splits.train  # type: ignore[attr-defined]

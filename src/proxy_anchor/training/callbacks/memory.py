@@ -1,4 +1,4 @@
-"""How much memory a run needed at its peak."""
+"""Peak memory of a run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start counting anew. On a CPU this needs Linux; elsewhere the peak is that of the process so far."""
+    """Reset the peak. On a CPU this needs Linux; elsewhere the peak is that of the whole process."""
     if device.type == "cuda":
-        torch.cuda.init()  # a card that nothing has used yet has no statistics, which is an error
+        torch.cuda.init()  # a GPU that is not in use has no statistics
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with suppress(OSError):
@@ -24,7 +24,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that torch's tensors took on a GPU, or that this process took of the main memory."""
+    """Peak in bytes: of torch's tensors on a GPU, or of this process in main memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
@@ -36,10 +36,10 @@ def peak_memory(device: torch.device) -> int:
 
 
 class PeakMemory(pl.Callback):
-    """Tells the peak of training from that of evaluation (embedding and searching), each since the one before ended.
+    """Measures the peaks of training and of evaluation (embedding and searching) separately.
 
     Attributes:
-        bytes: the largest of each so far, {"start" (all before the first of them), "training", "evaluation"}; of this process.
+        bytes: {"start", "training", "evaluation"}: largest peak of each so far, of this process.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class PeakMemory(pl.Callback):
         self._running = "start"
 
     def gib(self, *phases: str) -> float | None:
-        """The largest of these phases, of all without any; None where none of them has run (nothing was left to train)."""
+        """Largest peak of these phases (without any: of all); None where none of them has run."""
         known = [self.bytes[each] for each in phases or self.bytes if each in self.bytes]
         return max(known) / 2**30 if known else None
 
@@ -58,17 +58,17 @@ class PeakMemory(pl.Callback):
         reset_peak_memory(device)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The first step follows."""
+        """Begin training."""
         self._begin("training", trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The last step and its checkpoint are over."""
+        """End training."""
         self._begin("start", trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Embedding follows."""
+        """Begin evaluation."""
         self._begin("evaluation", trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The search is over."""
+        """End evaluation."""
         self._begin("training" if trainer.state.fn == "fit" else "start", trainer)

@@ -19,8 +19,10 @@ from proxy_anchor.retrieval.search import check_k
 
 @dataclass(frozen=True)
 class EpochResult:
-    """One evaluation. epoch 0 is the state before training; train_seconds + eval_seconds is the whole epoch, and
-    search_seconds of it the search alone, after the last image was embedded.
+    """One evaluation.
+
+    epoch: 0 before training. train_seconds + eval_seconds is the whole epoch; search_seconds is the part of eval_seconds
+    after the last image was embedded.
 
     recall: {K: share of queries, in [0, 1]} on the searched classes. validation: the same on held-out training classes,
     None without. train_loss: the logged `train/loss_epoch`, mean over the epoch's batches; None before training.
@@ -35,7 +37,7 @@ class EpochResult:
     search_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain types with text keys, for JSON."""
+        """Plain types with string keys, for JSON."""
         plain = asdict(self)
         for name in ("recall", "validation"):
             if plain[name] is not None:
@@ -44,7 +46,7 @@ class EpochResult:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> EpochResult:
-        """What `as_dict` made plain."""
+        """The inverse of `as_dict`."""
         sets = {name: plain[name] and {int(k): value for k, value in plain[name].items()} for name in _SETS}
         return cls(**{**plain, **sets})
 
@@ -98,17 +100,17 @@ class RecallCallback(pl.Callback):
 
     @property
     def monitor(self) -> str:
-        """The logged name that selects the epoch: Recall at the smallest K."""
+        """Logged name of the value that selects the epoch: Recall at the smallest K."""
         return f"{self.select_on}/recall_at_{self.k[0]}"
 
     @property
     def best(self) -> EpochResult:
-        """The trained epoch with the highest Recall at the smallest K on the searched classes, the earliest of equals."""
+        """Epoch with the highest Recall at the smallest K on the searched classes; the earliest of equals."""
         return max(self._trained, key=lambda result: result.recall[self.k[0]])
 
     @property
     def selected(self) -> EpochResult:
-        """The epoch that `select_on` chooses: with held-out classes the best there, otherwise `best`."""
+        """Epoch selected by `select_on`: the best on held-out classes, or `best`."""
         return max(self._trained, key=lambda result: (result.validation or result.recall)[self.k[0]])
 
     @property
@@ -116,21 +118,21 @@ class RecallCallback(pl.Callback):
         return [result for result in self.history if result.epoch > 0] or self.history
 
     def check(self, splits: Splits) -> None:
-        """Raise UsageError for a K that these data cannot answer."""
+        """Raise UsageError for a K larger than the gallery."""
         for query, gallery in splits.evaluated.values():
             check_k(max(self.k), len(query if gallery is None else gallery), gallery is None)
 
     def state_dict(self) -> dict[str, Any]:
-        """All evaluations so far and the selected one's embeddings, for a run that is continued."""
+        """All evaluations and the selected embeddings, for a resumed run."""
         return {"history": [each.as_dict() for each in self.history], "selected_embeddings": self.selected_embeddings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore them."""
         self.history = [EpochResult.from_dict(each) for each in state_dict["history"]]
         self.selected_embeddings = state_dict["selected_embeddings"]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check K before the first epoch, learn how many images a whole pass has, count queries without a positive."""
+        """Check K; count the images of a whole pass and the queries without a positive."""
         splits: Splits = trainer.datamodule.splits  # type: ignore[attr-defined]
         self.check(splits)
         self.metrics = {}
@@ -144,18 +146,18 @@ class RecallCallback(pl.Callback):
                 )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the epoch's clock."""
+        """Start the clock of the epoch."""
         self._train_start = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Evaluate after the last step of `max_steps` too, which may end an epoch early: its checkpoint is written."""
+        """Evaluate after the last step of `max_steps`, which may end an epoch early and is saved."""
         if trainer.global_step == trainer.max_steps:
             trainer.val_check_batch = batch_idx + 1
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forget the previous pass."""
+        """Reset the metrics."""
         self._eval_start = time.perf_counter()
         for metric in self.metrics.values():
             metric.to(pl_module.device).reset()
@@ -169,16 +171,16 @@ class RecallCallback(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect a batch of embeddings for the set that its loader belongs to."""
+        """Add a batch of embeddings to the metric of its set."""
         name, is_gallery = trainer.datamodule.eval_roles[dataloader_idx]  # type: ignore[attr-defined]
         self.metrics[name].update(outputs["embeddings"], outputs["labels"], outputs["indices"], is_gallery=is_gallery)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Search, log, remember."""
+        """Search, log and keep the result."""
         if trainer.sanity_checking or not self.scored:
             return
         if pl_module.device.type == "cuda":
-            torch.cuda.synchronize(pl_module.device)  # embedding is not searching
+            torch.cuda.synchronize(pl_module.device)  # embedding must not count as search
         search_start = time.perf_counter()
         values = {name: metric.compute() for name, metric in self.metrics.items()}
         recall = {name: {k: float(each[f"recall_at_{k}"]) for k in self.k} for name, each in values.items()}
@@ -195,19 +197,19 @@ class RecallCallback(pl.Callback):
         )
         self.history.append(result)
         pl_module.log("search_seconds", result.search_seconds)
-        # With the evaluation, not at the start of an epoch: a run that goes on from a checkpoint then logs the same rows.
+        # With the evaluation, not at the start of an epoch, so that a resumed run logs the same rows.
         for optimizer in trainer.optimizers:
             for number, group in enumerate(optimizer.param_groups):
                 pl_module.log(f"lr/{group.get('name', number)}", group["lr"])
         for name, each in values.items():
             pl_module.log_dict({f"{name}/{key}": value for key, value in each.items()})
-        # The logger's own `epoch` counts from 0 and is 0 for the untrained state too.
+        # The logger's `epoch` counts from 0, and is 0 before training too.
         pl_module.log("epochs_trained", float(result.epoch))
         if self.selected is result:
             self.selected_embeddings = self.metrics[searched].gathered_embeddings()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Add the epoch's logged loss, which the trainer averages only now, and print."""
+        """Add the mean loss, which the trainer has computed only now, and print the epoch."""
         epoch = trainer.current_epoch + 1
         if not self.scored:
             loss = float(trainer.callback_metrics["train/loss_epoch"])

@@ -1,4 +1,4 @@
-"""What happens between the command and the first step, and how long it takes."""
+"""Time from the command to the first step, and the check of a compiled network."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class Startup(pl.Callback):
-    """Checks a compiled network before the first step and keeps the time until then.
+    """Checks a compiled network before the first step, and measures the time until then.
 
     Args:
         started: `time.monotonic()` when the command began.
 
     Attributes:
-        seconds: from then to the first step, and "compilation" alone: {"total": ..., "compilation": ...}.
+        seconds: {"total": from then to the first step, "compilation": compiling and checking alone}.
     """
 
     def __init__(self, started: float) -> None:
         self.started = started
-        self.seconds = {"total": 0.0, "compilation": 0.0}  # stays so where no step was left to take
+        self.seconds = {"total": 0.0, "compilation": 0.0}  # where no step is left to take
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """Compile and compare; stop the clock."""
+        """Compile, check, and measure the time."""
         start = time.monotonic()
         if pl_module.compiled is not None:
             pl_module.print(f"compiled network: {check_compiled(trainer, pl_module)}", flush=True)
@@ -40,9 +40,9 @@ class Startup(pl.Callback):
 
 
 def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
-    """Compile the network on the first training batch and check its gradient, unless an earlier start did.
+    """Compile the network on the first training batch; check its gradient unless an earlier start did.
 
-    Returns what was found, in words. Raises UsageError when the compiled network is wrong.
+    Returns a description of the result. Raises UsageError where the compiled network is wrong.
     """
     assert learner.compiled is not None
     with torch.random.fork_rng([learner.device] if learner.device.type == "cuda" else []):  # a DataLoader draws a seed
@@ -51,7 +51,7 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
     precision = trainer.precision_plugin.train_step_context
     file = check_file(learner.net, images.shape, str(trainer.precision), learner.device)
     check = recall_check(file)
-    # Synchronised batch norm has all ranks compute together, so all check or none does.
+    # All ranks check or none does: synchronised batch norm computes on all of them.
     if all(each is not None for each in gather_objects(check)):
         assert check is not None
         run_once(learner.net, learner.compiled, images, precision)
