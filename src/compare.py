@@ -1,7 +1,7 @@
 """Compare losses on equal terms: `python src/compare.py losses=[proxy_anchor,triplet] seeds=[1,2] dataset=cars`.
 
-Per seed all start from the same network and see the same images in the same order, as far as they share a sampler. Each run
-is one of `train.py`, in runs/NAME/LOSS/seedN.
+With the same seed all start from the same network and see the same images in the same order, where they share a sampler.
+Each run is one of `train.py`, in runs/NAME/LOSS/seedN.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]", "levels": "[60,70
 
 
 def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """All runs that are not there yet, then table and figures in `folder`; the results of each loss.
+    """Run what is missing, write table and figures into `folder`, return the results of each loss.
 
-    A run that fails is listed, and the others go on. Raises UsageError at the end when one did.
+    A failed run is listed and the others run. Raises UsageError at the end where one failed.
     """
     from proxy_anchor.reports.tables import write_comparison
 
@@ -41,7 +41,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
         try:
             with held(place):
                 results[loss].append(finished(job, place) or train(job, place))
-        except Exception as error:  # whatever stopped this run, the others are still wanted
+        except Exception as error:  # the other runs are made
             failures[f"{loss}, seed {seed}"] = reason = entry.reason(error)
             entry.mark_failed(place, error)
             print(f"failed: {reason}", flush=True)
@@ -60,9 +60,9 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
-    """{(loss, seed): config} of a comparison, all losses of a seed together; each checked as train.py would.
+    """{(loss, seed): config} of a comparison, seed by seed, each checked as by train.py.
 
-    Raises UsageError for what no run of it could do: an unknown loss, a key that one of the losses does not have.
+    Raises UsageError for an unknown loss, or a key that one of the losses lacks.
     """
     for key, example in LISTS.items():
         if not (isinstance(cfg[key], ListConfig) and cfg[key]) and (key != "levels" or cfg[key] is not None):
@@ -91,7 +91,7 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
 
 
 def check_data(jobs: dict[str, DictConfig]) -> None:
-    """Raise UsageError, before the first training, for images with which the batches of one loss cannot be filled."""
+    """Raise UsageError for images that cannot fill the batches of one of the losses."""
     from proxy_anchor.data.datamodule import ImageDataModule
 
     splits = None
@@ -104,7 +104,7 @@ def check_data(jobs: dict[str, DictConfig]) -> None:
 
 
 def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
-    """The result of an earlier run with the same settings, if `place` holds one; an interrupted one is continued."""
+    """The result of a finished run with the same settings in `place`, or None."""
     result = read_result(place)
     if result is not None:
         start.require_same(job, place)
@@ -113,7 +113,7 @@ def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
 
 
 def main(cfg: DictConfig) -> None:
-    """Compare in the folder that Hydra made."""
+    """Compare in Hydra's run folder."""
     compare(cfg, entry.output_folder())
 
 

@@ -16,9 +16,9 @@ from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, rank, selecting_recall
 
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
-    """One run in `folder`, with further callbacks behind the one that counts Recall; returns what result.json holds.
+    """Train in `folder` with further callbacks; returns the content of result.json.
 
-    Raises FolderTaken when another process works in that folder.
+    Raises FolderTaken where another process works in that folder, or it holds another run.
     """
     with held(folder):
         return _train(cfg, folder, callbacks)
@@ -41,13 +41,13 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.training.run_folder import RunRecord, StopOnSignal
 
-    # Everything that can refuse the configuration comes before the data.
+    # All checks of the config come before the data.
     config.make_paths_absolute(cfg)
     checks.check_config(cfg)
     result, before = start.resume_or_start(cfg, folder)
     if result is not None:
         return result
-    set_float32_precision(cfg.float32_precision)  # each run: the one before in this process may have had another
+    set_float32_precision(cfg.float32_precision)  # an earlier run of this process may have had another
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     scored = config.is_scored(cfg)
     recall = RecallCallback(
@@ -88,7 +88,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     with entry.explained(cfg), naming_all_unusable(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
-            config.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing
+            config.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run writes nothing
             for logger in trainer.loggers:
                 logger.log_hyperparams(metadata["config"])
             untrained = format_recall(recall.history[0].recall) if scored else "Recall is not computed"
@@ -109,7 +109,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
 
 
 def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
-    """One run per fold of the training classes, each in its own folder, and their mean."""
+    """One run per fold of the training classes in its own folder; returns their mean."""
     from proxy_anchor.reports.run import fold_summary, format_folds
 
     if cfg.resume == "never":  # otherwise each fold looks into its own folder
@@ -129,7 +129,7 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
 
 def main(cfg: DictConfig) -> float:
-    """Train, and hand the smallest K's Recall that selected the epoch to a sweep (held-out classes, folds, or test)."""
+    """Train; returns the Recall at the smallest K that selected the epoch, for a sweep."""
     folder = entry.output_folder()
     if (num_ranks := start.ranks_to_start(cfg, folder)) > 1:
         with held(folder):

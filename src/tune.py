@@ -25,13 +25,13 @@ from proxy_anchor.training.run_lock import HELD_BY_PARENT, held
 from proxy_anchor.utils import FAILURE_FILE, selecting_recall, write_json
 from train import cross_validate, train
 
-WORKER = "PROXY_ANCHOR_TUNING_WORKER"  # set where `work_together` started this command; a job of a sweep is none
+WORKER = "PROXY_ANCHOR_TUNING_WORKER"  # set by `work_together`
 
 
 def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
-    """All trials that are not there yet, then their table; the best one's settings.
+    """Run the missing trials, print all, and return the best one.
 
-    A trial that fails is listed, and the others go on. Raises UsageError at the end when one did.
+    A failed trial is listed and the others run. Raises UsageError at the end where one failed.
     """
     from optuna import TrialPruned
     from optuna.trial import TrialState
@@ -42,7 +42,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     space: dict[str, Any] = make_space(search)
     shared = shared_arguments(cfg, list(space))
     first = {key: each.choices[0] if hasattr(each, "choices") else each.low for key, each in space.items()}
-    trial_config(cfg, shared, first, "trial0")  # what no trial could do is said now
+    trial_config(cfg, shared, first, "trial0")  # raises for what no trial can do
     study = Tuning(folder, space, cfg.seed, cfg.pruner and instantiate(cfg.pruner))
     for name, known in study.trials().items():
         if (folder / name / "config.yaml").is_file():
@@ -69,7 +69,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         except TrialPruned:
             study.study.tell(trial, state=TrialState.PRUNED)
             print(f"{place.name}: pruned", flush=True)
-        except Exception as error:  # whatever stopped this trial, the others are still wanted
+        except Exception as error:  # the other trials run
             study.study.tell(trial, state=TrialState.FAIL)
             entry.mark_failed(place, error)
             print(f"{place.name}: failed: {entry.reason(error)}", flush=True)
@@ -80,7 +80,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 def shared_arguments(cfg: DictConfig, searched: list[str]) -> list[str]:
     """The arguments that all trials share.
 
-    Raises UsageError for a search that would choose by test classes, or whose numbers are out of range.
+    Raises UsageError for a search on test classes, or for numbers out of range.
     """
     check_int("trials", cfg.trials, 1)
     check_choice("launcher", cfg.launcher.name, ["basic", "local"])
@@ -98,7 +98,7 @@ def shared_arguments(cfg: DictConfig, searched: list[str]) -> list[str]:
 
 
 def trial_config(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:
-    """The configuration of the trial of this name with these values, checked as train.py would."""
+    """Config of a trial with these values, checked as by train.py."""
     job = compose("train", [*shared, *as_overrides(values)])
     job.run = f"{cfg.run}/{name}"
     config.make_paths_absolute(job)
@@ -112,7 +112,7 @@ def as_overrides(values: dict[str, Any]) -> list[str]:
 
 
 def work_together(cfg: DictConfig, folder: Path) -> None:
-    """This command once per GPU of this host (launcher=local), all at work on the one study, until no trial is left."""
+    """launcher=local: run this command once per GPU; all share the study until no trial is left."""
     shared = {WORKER: "1", HELD_BY_PARENT: str(folder.resolve())}
     slots = launcher.make_slots(int(cfg.trainer.accelerator != "cpu"), cfg.launcher.jobs_at_once)
     command = launcher.job_command(HydraConfig.get().overrides.task, cfg.run, folder)
@@ -126,7 +126,7 @@ def work_together(cfg: DictConfig, folder: Path) -> None:
 
 
 def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared: list[str]) -> dict[str, Any]:
-    """Print the trials, the best first, and how to train with its settings; write them to tuning.json."""
+    """Print the trials and the command of the best one; write tuning.json."""
     print("\n" + format_table([row | {key: str(row.get(key)) for key in searched} for row in rows]), flush=True)
     write_json(folder / "tuning.json", {"trials": rows})
     best = rows[0]
@@ -142,7 +142,7 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
 
 
 def main(cfg: DictConfig) -> None:
-    """Search in the folder that Hydra made."""
+    """Search in Hydra's run folder."""
     tune(cfg, entry.output_folder())
 
 

@@ -1,7 +1,7 @@
-"""Hydra's way to the jobs of a sweep: one after another in this process, or each as a command of its own elsewhere.
+"""Hydra's launcher of sweeps: jobs in turn in this process, or as commands elsewhere.
 
-Hydra takes a launcher only from a package of this name, so this is the one file outside the entry points and
-`proxy_anchor.cli` that sees the config. Where jobs run is `launcher=`, a file of conf/launcher.
+Hydra loads launchers only from a package of this name; so this file sees the config, outside `proxy_anchor.cli`. The key
+`launcher`, a file of conf/launcher, says where jobs run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from proxy_anchor.utils import FAILURE_FILE, read_result, selecting_recall
 
 
 class JobLauncher(BasicLauncher):
-    """Composes all jobs before the first is run, so that a misspelt one costs nothing; then runs them by cfg.launcher."""
+    """Composes all jobs, so that a misspelt one is refused first; then runs them."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """The outcome of each job, in their order, and a table of them; the sweeper raises the first failure."""
+        """Run the jobs, print a table, and return their outcomes in order."""
         setup_globals()
         jobs = [self._compose(each, initial_job_idx + number) for number, each in enumerate(job_overrides)]
         if any(cfg.launcher != jobs[0].launcher for cfg in jobs):
@@ -44,7 +44,7 @@ class JobLauncher(BasicLauncher):
         cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
         with open_dict(cfg):
             cfg.hydra.job.id = cfg.hydra.job.num = number
-            HydraConfig.instance().set_config(cfg)  # which hydra.sweep.subdir reads
+            HydraConfig.instance().set_config(cfg)  # read by hydra.sweep.subdir
             OmegaConf.set_readonly(cfg.hydra, False)
             cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.sweep.dir, str(cfg.hydra.sweep.subdir)).absolute())
         return cfg
@@ -85,7 +85,7 @@ class JobLauncher(BasicLauncher):
 
 
 def _print_table(jobs: Sequence[DictConfig], ended: Mapping[int, JobReturn]) -> None:
-    """The jobs that have ended, also where an error or a signal ends the sweep before the others."""
+    """Print the jobs that have ended, also where an error or a signal ends the sweep."""
     from proxy_anchor.cli.main import reason
     from proxy_anchor.sweeps.launcher import sweep_table
 

@@ -1,9 +1,9 @@
-"""The experiments in conf/experiment: each file opens with its contract, which is read here and listed.
+"""Reads the contracts at the top of the files in conf/experiment.
 
-The contract is a block of comments behind the line `# @package _global_`: a title, then `# field: value` for each of
-paper, expect, command, duration, memory and, where wanted, note. A line that is indented further continues its field.
-`expect` holds the paper's numbers, `R@1 68.4, R@2 79.2`; in a sweep one line per job, its overrides first. A job that is
-missing there is one whose number the paper does not print.
+A contract is a block of comments after the line `# @package _global_`: a title, then `# field: value` for each of
+paper, expect, command, duration, memory and, optionally, note. A line that is indented further continues its field.
+`expect` holds the paper's numbers, `R@1 68.4, R@2 79.2`; in a sweep one line per job, its overrides first. Jobs whose
+number the paper does not print are left out.
 """
 
 from __future__ import annotations

@@ -49,26 +49,26 @@ from proxy_anchor.sweeps.launcher import (
 from proxy_anchor.training.run_lock import HELD_BY_PARENT
 from proxy_anchor.utils import RESULT_FILE, keep_freed_memory, rank, read_result
 
-STARTED_AT = "PROXY_ANCHOR_STARTED"  # hands it on to the processes of one command, which share a monotonic clock
-# When the command began, but for the interpreter and the imports above.
+STARTED_AT = "PROXY_ANCHOR_STARTED"  # passes STARTED to the ranks of a command, which share a monotonic clock
+# Start of the command, after the interpreter and the imports above.
 STARTED = float(os.environ.get(STARTED_AT, time.monotonic()))
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
-JOB_FILE, JOB_FOLDER = "PROXY_ANCHOR_JOB_FILE", "PROXY_ANCHOR_JOB_FOLDER"  # what `run_as_ranks` hands on
+JOB_FILE, JOB_FOLDER = "PROXY_ANCHOR_JOB_FILE", "PROXY_ANCHOR_JOB_FOLDER"  # set by `run_as_ranks`
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel inside the package, in a checkout at its top.
 CONF = str(next(each for each in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") if each.is_dir()))
 
 
 class TimmSource(ConfigSource):
-    """Makes every timm name a choice of the group `backbone`, beside the files in conf/backbone."""
+    """Makes every timm name a choice of the group `backbone`, in addition to conf/backbone."""
 
     @staticmethod
     def scheme() -> str:
-        """The address prefix under which Hydra's search path names this source."""
+        """Prefix of this source in Hydra's search path."""
         return "timm"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """conf/backbone/timm.yaml (or, for a tagged name, the file of the untagged one) with the name filled in."""
+        """conf/backbone/timm.yaml with the name; for a tagged name the file of the untagged one."""
         if not self.is_config(config_path):
             raise ConfigLoadError(f"{config_path} is not a timm model")
         name = self._model_name(config_path)
@@ -97,7 +97,7 @@ class TimmSource(ConfigSource):
         return name.startswith(("hf-hub:", "local-dir:")) or timm.is_model(name)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Nothing: over a thousand names would bury our own in help texts and errors."""
+        """Nothing: over a thousand names would hide our own in errors."""
         return []
 
     @staticmethod
@@ -106,7 +106,7 @@ class TimmSource(ConfigSource):
 
 
 class TimmSearchPath(SearchPathPlugin):
-    """Has Hydra ask TimmSource behind conf/; in a config file only the outermost one may say so."""
+    """Adds TimmSource to Hydra's search path, after conf/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add it."""
@@ -114,7 +114,7 @@ class TimmSearchPath(SearchPathPlugin):
 
 
 def register_plugins() -> None:
-    """Make every timm name a choice of `backbone`, and `selecting_recall` a resolver, for what this process composes."""
+    """Register timm names as choices of `backbone`, and the resolver `selecting_recall`."""
     OmegaConf.register_new_resolver(
         "selecting_recall",
         lambda validation, k: f"{'test' if validation == 'test' else 'validation'}/recall_at_{min(k)}",
@@ -125,10 +125,10 @@ def register_plugins() -> None:
 
 
 def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any]:
-    """This command with this configuration as several processes that train together, in one folder; their result.
+    """Run this command as several ranks in one folder, and return their result.
 
-    The processes take the configuration from a file instead of composing it: theirs is this job's, also in a sweep, and
-    has the same time in the name of its run. Raises UsageError or JobError when one of them fails.
+    The ranks read the config from a file, so theirs is exactly that of this job, also in a sweep.
+    Raises UsageError or JobError where one of them fails.
     """
     with TemporaryDirectory() as place:
         file = Path(place) / "job.yaml"
@@ -151,23 +151,23 @@ def help_text(config_name: str) -> str:
 
 
 def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
-    """Run `main(cfg)` under Hydra; an error that a user can repair is one line on stderr and exit code 2."""
+    """Run `main(cfg)` under Hydra. A user's error is one line on stderr and exit code 2."""
     if {"-h", "--help"} & {*sys.argv[1:]}:
         print(help_text(config_name))
         return
     is_rank = JOB_FILE in os.environ  # of `run_as_ranks`
     if LAUNCHER in os.environ:
         end_with_parent()
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of Hydra's own printer
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra would print errors itself
     register_plugins()
     _quieten()
     keep_freed_memory()
-    if rank() > 0:  # the first process speaks for all
+    if rank() > 0:  # only the first rank prints
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
         warnings.filterwarnings("ignore")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            # A file's name need not be UTF-8; and who reads a log or a pipe sees each line as it is printed.
+            # File names need not be UTF-8. A log or a pipe gets each line as it is printed.
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
     failures: list[BaseException] = []
     composed = is_rank
@@ -176,7 +176,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         nonlocal composed
         composed = True
         in_sweep = HydraConfig.get().mode != RunMode.RUN
-        own_folder = output_folder() != Path.cwd()  # evaluate.py and others run where the user stands
+        own_folder = output_folder() != Path.cwd()  # evaluate.py and others run in the working directory
         marked = own_folder and (in_sweep or SWEEP_JOB in os.environ)
         try:
             return main(cfg)
@@ -187,15 +187,17 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
                 with suppress(OSError):
                     output_folder().rmdir()  # only succeeds while nothing has been written
             if in_sweep:
-                traceback.clear_frames(error.__traceback__)  # they hold the network, and the sweeper holds the error
+                traceback.clear_frames(
+                    error.__traceback__
+                )  # the sweeper keeps the error, whose frames keep the network
             if in_sweep or not isinstance(error, USER_ERRORS):
-                raise  # the sweeper has to know
+                raise  # the sweeper counts it as failed
             failures.append(error)
         finally:
             if in_sweep:
                 forget_last_run()
 
-    job.__module__ = config_name  # from which Hydra takes the program's name for --help
+    job.__module__ = config_name  # Hydra's name of the program
     try:
         if is_rank:
             handed_on = OmegaConf.load(os.environ[JOB_FILE])
@@ -215,17 +217,17 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             raise
         failures.append(UsageError(f"{_NO_OVERRIDE} ({' '.join(str(error).split()) or type(error).__name__})."))
     except (KeyboardInterrupt, SystemExit) as stop:
-        # Lightning turns Ctrl-C into an exit of its own.
+        # Lightning turns Ctrl-C into SystemExit.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
-            if type(stop).__name__ == "SIGTERMException":  # Lightning's, without a code, as if the run were finished
+            if type(stop).__name__ == "SIGTERMException":  # Lightning's, with exit code 0
                 sys.exit(STOPPED)
             raise
-        if not is_rank:  # otherwise the process that started this one says so
+        if not is_rank:  # a rank's launcher prints it
             print("interrupted; what had been written is kept.", file=sys.stderr)
         sys.exit(130)
     if failures:
         if is_rank:
-            leave_error(one_line(failures[0]))  # also AgreedError: the first to end has the others ended
+            leave_error(one_line(failures[0]))  # also AgreedError: the launcher ends the others after the first
         elif rank() == 0 or not any(isinstance(each, AgreedError) for each in _causes(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
@@ -233,7 +235,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
 
 @contextmanager
 def explained(cfg: DictConfig) -> Iterator[None]:
-    """Raise UsageError, with the keys to set, for too little memory on the GPU and for an operation without repeatable form."""
+    """Raise UsageError, naming keys, for out of memory and for an operation that is not deterministic."""
     import torch
 
     try:
@@ -261,15 +263,15 @@ def explained(cfg: DictConfig) -> Iterator[None]:
 
 
 def mark_failed(folder: Path, error: Exception) -> None:
-    """Leave the trace of the run that this error ended in its folder; not where that holds another run."""
+    """Write the traceback of a failed run into its folder, unless that holds another run."""
     if not (any(isinstance(each, FolderTaken) for each in _causes(error)) or (folder / RESULT_FILE).exists()):
         write_failure(folder, "".join(traceback.format_exception(error)), reason(error))
 
 
 def forget_last_run() -> None:
-    """Let go of a run's network and of what was compiled for it, so that the next one starts, and is timed, as the first."""
+    """Free the network of the last run and its compiled code, and restart the clock."""
     global STARTED
-    torch: Any = sys.modules.get("torch")  # not imported for this
+    torch: Any = sys.modules.get("torch")  # where it is imported
     if torch is not None:
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()
@@ -284,7 +286,7 @@ def _is_wanted(record: logging.LogRecord) -> bool:
 
 
 def _quieten() -> None:
-    """Leave Lightning's warnings, but not its start-up lines nor those about our own way of using a run folder."""
+    """Silence Lightning's start-up lines and its warnings about how this package uses a run folder."""
     # The packages set the levels of their own root loggers when they are imported, later than this.
     for name in (
         "pytorch_lightning.utilities.rank_zero",
@@ -306,12 +308,12 @@ def _quieten() -> None:
 
 
 def reason(error: BaseException) -> str:
-    """As `one_line`, with the kind of an error that is not a user's."""
+    """As `one_line`, with the type of an error that is not a user's."""
     return one_line(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {one_line(error)}"
 
 
 def one_line(error: BaseException) -> str:
-    """The error as one line: the innermost UsageError's text, or what Hydra and OmegaConf found, with the repair."""
+    """The error as one line with the repair: that of the innermost UsageError, Hydra or OmegaConf."""
     chain = list(_causes(error))
     for link in chain:
         if isinstance(link, UsageError):
@@ -327,7 +329,7 @@ def one_line(error: BaseException) -> str:
             return f"{link.full_key or str(link).split(': ')[-1]} is needed: add it to the command as KEY=VALUE."
         if isinstance(link, OverrideParseException):
             return f"{link.override}: write key=value; a value that holds = or a comma stands in two kinds of quotes."
-        if isinstance(link, InstantiationException):  # the cause says it in its own words
+        if isinstance(link, InstantiationException):  # its cause has the message
             return str(chain[-1]).strip().splitlines()[0]
         if isinstance(link, OSError) and link.errno in _REPAIRS:
             return f"{link.filename or 'a file'}: {link.strerror}: {_REPAIRS[link.errno]}."
@@ -365,7 +367,7 @@ def _unknown_choice(group: str, name: str = "", *, known: list[str]) -> str:
 
 
 def output_folder() -> Path:
-    """The folder that Hydra made for this run."""
+    """The run folder that Hydra made."""
     if JOB_FOLDER in os.environ:
         return Path(os.environ[JOB_FOLDER])
     return Path(HydraConfig.get().runtime.output_dir)

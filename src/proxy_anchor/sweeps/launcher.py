@@ -1,6 +1,6 @@
-"""Commands as processes: the ranks of a run on several devices, and the jobs of a sweep on this host, SLURM or Ray.
+"""Starts the ranks of a run, and the jobs of a sweep on this host, SLURM or Ray.
 
-A job is told nothing but its command, so it is the run that the command alone would be; a crash takes no other job with it.
+A job is a command of its own, so it gives the same run as that command alone, and a crash ends no other job.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from proxy_anchor.errors import STOPPED, UsageError, check_int
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, NOTICES, read_result, write_text
 
-SWEEP_JOB = "PROXY_ANCHOR_SWEEP_JOB"  # set where a job's command was started by a launcher
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where a rank leaves an error that a user can repair; torch names the file
-LAUNCHER = "PROXY_ANCHOR_LAUNCHER"  # the process that started this one, as a rank or a job
-GRACE_S = 30.0  # for processes to write what they have, as torch's launcher gives them
-OnEnd = Callable[[int, str | None], None]  # is told a job's number and why it failed, None for success, when it ends
+SWEEP_JOB = "PROXY_ANCHOR_SWEEP_JOB"  # set for the commands that a launcher starts
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch's variable: where a rank writes its error
+LAUNCHER = "PROXY_ANCHOR_LAUNCHER"  # process id of the parent of a rank or job
+GRACE_S = 30.0  # seconds from SIGTERM to SIGKILL, as torch's launcher has it
+OnEnd = Callable[[int, str | None], None]  # called with a job's number and its error, or None
 PRCTL = ctypes.PyDLL(None).prctl if sys.platform == "linux" else None
 
 
 class JobError(RuntimeError):
-    """A process ended by an error that no user can repair; the trace is on its stderr, or in a job's FAILURE_FILE."""
+    """A process failed by no user's error; its traceback is on stderr or in FAILURE_FILE."""
 
 
 def end_with_parent() -> None:
-    """Have the system kill this process when its parent is gone, also where that had no chance to end it (Linux).
+    """Have the system kill this process when its parent ends (Linux).
 
-    It would go on in a folder in which the same command, given again, works too.
+    An orphan would write into a folder in which the same command, started again, writes too.
     """
     if PRCTL is not None:
         PRCTL(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG, of linux/prctl.h
-        if os.environ[LAUNCHER] != str(os.getppid()):  # which was gone before
+        if os.environ[LAUNCHER] != str(os.getppid()):  # it had ended before
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -51,12 +51,11 @@ def end_with_parent() -> None:
 
 
 def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str]) -> None:
-    """Run the command num_ranks times at once under torch's elastic launcher, with its variables and `environment`.
+    """Run the command as num_ranks ranks under torch's elastic launcher, with `environment` added.
 
-    SIGTERM, SIGUSR1 and Ctrl-C are passed on to all ranks. No rank is left running when this returns or raises.
-
-    Raises UsageError with what a rank left by `leave_error`, SystemExit(STOPPED) or KeyboardInterrupt after a signal, and
-    JobError, which names the rank that failed first.
+    Passes SIGTERM, SIGUSR1 and Ctrl-C to all ranks. No rank is left when this returns or raises.
+    Raises UsageError with the message of `leave_error`, SystemExit(STOPPED) or KeyboardInterrupt after a signal, and
+    JobError, which names the first rank that failed.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -64,7 +63,7 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
 
     passed_on = [*NOTICES, signal.SIGINT]
     before = os.environ.copy()
-    handlers = {number: signal.getsignal(number) for number in passed_on}  # torch does not give them back
+    handlers = {number: signal.getsignal(number) for number in passed_on}  # torch does not restore them
     with TemporaryDirectory() as folder:
         config = LaunchConfig(
             min_nodes=1,
@@ -78,7 +77,7 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
             signals_to_handle=",".join(signal.Signals(number).name for number in passed_on),
         )
         os.environ.update(environment | {LAUNCHER: str(os.getpid())})
-        logging.disable()  # what torch logs about signals and failures is said here
+        logging.disable()  # this function reports signals and failures
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as stop:
@@ -102,12 +101,12 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
 
 
 def leave_error(text: str) -> None:
-    """Hand an error that a user can repair to `run_ranks`, which started this process and reports it once."""
+    """Write a user's error for `run_ranks`, the parent, which reports it once."""
     Path(os.environ[ERROR_FILE]).write_text(json.dumps({"message": text, "timestamp": 0}), encoding="utf-8")
 
 
 def left_by_others() -> bool:
-    """Whether another rank has left such an error: what this one met follows from it."""
+    """Whether another rank has written such an error, of which this rank's is a consequence."""
     return ERROR_FILE in os.environ and any(Path(os.environ[ERROR_FILE]).parents[1].glob("*/error.json"))
 
 
@@ -116,7 +115,7 @@ def left_by_others() -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """A command, where it is run, and the folder of its run. Calling it runs it and returns its exit code."""
+    """A command, its working directory and run folder. Calling it returns the exit code."""
 
     command: tuple[str, ...]
     place: Path
@@ -124,11 +123,11 @@ class Job:
 
     @property
     def output(self) -> Path:
-        """The file that takes what it prints; beside the folder, which is then as if the command were run alone."""
+        """File with its output, next to the run folder."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def start(self, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
-        """The running command. SLURM's variables are left out: they describe a launcher's process, not this command's."""
+        """Start the command, without SLURM's variables, which describe the launcher's process."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         self.output.parent.mkdir(parents=True, exist_ok=True)
         with self.output.open("wb") as output:
@@ -142,7 +141,7 @@ class Job:
             )
 
     def __call__(self) -> int:
-        """Run it to its end, where the caller is."""
+        """Run it to its end."""
         process = self.start()
         try:
             return process.wait()
@@ -150,13 +149,13 @@ class Job:
             _end([process])
 
     def checkpoint(self) -> Any:
-        """What submitit is to do with a job that SLURM takes back: queue it again; its command continues its run."""
+        """Submitit's hook for a preempted job: queue it again; its command resumes the run."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
     def why_failed(self, code: int) -> str | None:
-        """The reason of this exit code in one line, None for success; left in the folder of a job that was killed."""
+        """One line on this exit code; None for success. Written to the folder of a killed job."""
         if code == 0:
             return None
         if code == STOPPED:
@@ -171,7 +170,7 @@ class Job:
 
 
 def job_command(overrides: Sequence[str], run: str, folder: Path) -> tuple[str, ...]:
-    """The command that runs this program with these arguments, less those of a launcher, in this folder."""
+    """This program with these arguments, without those of the launcher, in this run folder."""
     own = [each for each in overrides if not each.lstrip("+~").startswith(("launcher=", "launcher.", "run="))]
     quoted = ["'{}'".format(str(each).replace("\\", "\\\\").replace("'", "\\'")) for each in (run, folder)]
     fixed = [f"run={quoted[0]}", "hydra.mode=RUN", f"hydra.run.dir={quoted[1]}"]
@@ -179,16 +178,16 @@ def job_command(overrides: Sequence[str], run: str, folder: Path) -> tuple[str, 
 
 
 def write_failure(folder: Path, trace: str, reason: str) -> None:
-    """Leave the trace of a failed run in its folder, the reason as the last line."""
+    """Write the traceback of a failed run into its folder, the reason as the last line."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / FAILURE_FILE, f"{trace.rstrip()}\n{reason}\n")
 
 
 def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]:
-    """The environment of each job that runs at once on this host: `devices` GPUs of its own; None: jobs without a GPU.
+    """The environment of each of the jobs that run in parallel on this host.
 
-    at_once: jobs; more than there are GPUs for share them; None: a job for each such part of the GPUs, or one without.
-    Raises UsageError when a job wants more GPUs than there are.
+    devices: GPUs per job; None or 0: jobs on the CPU. at_once: number of jobs, which share GPUs if there are too few;
+    None: as many as there are GPUs for, at least one. Raises UsageError where one job needs more GPUs than there are.
     """
     import torch
 
@@ -206,7 +205,7 @@ def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]
 
 
 def run_here(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], on_end: OnEnd) -> None:
-    """Run all jobs on this host, as many at once as there are slots. No process is left when this returns or raises."""
+    """Run all jobs on this host, one per slot at a time. No process is left when this returns or raises."""
     waiting, free = list(enumerate(jobs)), list(slots)
     running: list[tuple[int, subprocess.Popen, Mapping[str, str]]] = []
     with _stopped_by_sigterm():
@@ -227,9 +226,9 @@ def run_here(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], on_end: On
 
 
 def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str, parameters: Mapping[str, Any]) -> None:
-    """Queue all jobs as one SLURM array and wait for them; what is still queued when this raises is cancelled.
+    """Run all jobs as one SLURM array. Cancels unfinished jobs when it raises.
 
-    folder: for submitit's files. cluster: "local" runs the same on this host, to try it. parameters: see submitit's
+    folder: for submitit's files. cluster: None for SLURM; "local" for this host. parameters: see submitit's
     `AutoExecutor.update_parameters`. Raises UsageError without submitit or SLURM.
     """
     try:
@@ -241,7 +240,7 @@ def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str,
     except RuntimeError as error:
         raise UsageError(f"launcher=slurm: {error} Use launcher=local on this host.") from error
     executor.update_parameters(**parameters)
-    # The workers find this package where it is found here, whichever is installed.
+    # The workers import this package from where it is imported here.
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     handles = executor.submit_array(list(jobs))
@@ -254,10 +253,10 @@ def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str,
 
 
 def run_on_ray(jobs: Sequence[Job], on_end: OnEnd, address: str | None, options: Mapping[str, Any]) -> None:
-    """Run all jobs on a Ray cluster, which gives each its GPUs and repeats a job whose node is lost.
+    """Run all jobs on a Ray cluster, which assigns GPUs and repeats a job whose node is lost.
 
-    address: of a running cluster; None: RAY_ADDRESS, or one made of this host. options: see `ray.remote`.
-    Raises UsageError without ray, or the GPUs of a job.
+    address: of a running cluster; None: RAY_ADDRESS, or a new one on this host. options: see `ray.remote`.
+    Raises UsageError without ray, or without enough GPUs for a job.
     """
     try:
         import ray
@@ -274,16 +273,16 @@ def run_on_ray(jobs: Sequence[Job], on_end: OnEnd, address: str | None, options:
 
 
 def _await(jobs: Sequence[Job], handles: Sequence[Any], on_end: OnEnd) -> None:
-    """Wait for handles with `done()` and `result()`, which is a job's exit code or raises where the job was lost."""
+    """Wait for futures of exit codes; `result()` raises where the job was lost."""
     waiting = dict(enumerate(handles))
-    with _stopped_by_sigterm():  # not earlier: ray.init has an answer of its own to SIGTERM
+    with _stopped_by_sigterm():  # after ray.init, which sets its own handler
         while waiting:
             for number, handle in list(waiting.items()):
                 if handle.done():
                     del waiting[number]
                     try:
                         reason = jobs[number].why_failed(handle.result())
-                    except Exception as error:  # of the cluster: a lost node, or no time left
+                    except Exception as error:  # of the cluster: a lost node, a time limit
                         reason = " ".join(str(error).split())
                         write_failure(jobs[number].folder, str(error), reason)
                     on_end(number, reason)
@@ -292,7 +291,7 @@ def _await(jobs: Sequence[Job], handles: Sequence[Any], on_end: OnEnd) -> None:
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit(STOPPED), so that the processes are ended too."""
+    """Raise SystemExit(STOPPED) on SIGTERM, so that the caller ends its processes."""
 
     def stop(*_: Any) -> None:
         raise SystemExit(STOPPED)
@@ -305,9 +304,9 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
-    """End those that still run: by SIGTERM, on which they write what they have, and after GRACE_S seconds by SIGKILL."""
+    """End running processes by SIGTERM, and after GRACE_S seconds by SIGKILL."""
     for process in processes:
-        process.terminate()  # nothing is sent to one that has ended
+        process.terminate()  # no-op for one that has ended
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         try:
@@ -317,7 +316,7 @@ def _end(processes: Sequence[subprocess.Popen]) -> None:
 
 
 def sweep_table(jobs: Sequence[tuple[int, Sequence[str], Path, str | None]]) -> str:
-    """A row per job, given as (number, overrides, folder, why it failed), without the overrides that all jobs share."""
+    """A row per job (number, overrides, folder, error), without overrides that all jobs share."""
     shared = set.intersection(*(set(overrides) for _, overrides, _, _ in jobs))
     rows = []
     for number, overrides, folder, reason in jobs:

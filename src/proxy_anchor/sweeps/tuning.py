@@ -1,7 +1,7 @@
-"""A search for settings with Optuna: what may vary, a study that outlives its process, and ending hopeless trials early.
+"""Hyper-parameter search with Optuna: search space, study, pruning.
 
-A trial is a run in a folder of its own. Where it is tried again, after an interruption or a failure, Optuna counts a further
-trial, which has the folder of the first: the last one of a folder is the one that counts.
+A trial is a run in a folder of its own. A repeated trial, after an interruption or a failure, is a new trial for Optuna with
+the folder of the first; the last trial of a folder counts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ STUDY_FILE = "study.db"
 
 
 def make_space(search: Any) -> Space:
-    """What may vary: {"loss.alpha": [16, 32], "optimizer.lr": {"min": 1e-5, "max": 1e-3, "log": True}}.
+    """Search space of {"loss.alpha": [16, 32], "optimizer.lr": {"min": 1e-5, "max": 1e-3, "log": True}}.
 
-    Values of a list are equals; a range of whole numbers gives whole numbers. Raises UsageError for anything else.
+    A list is categorical; a range of integers gives integers. Raises UsageError for anything else.
     """
     try:
         return {str(key): _distribution(given) for key, given in search.items()}
@@ -52,14 +52,14 @@ def _distribution(given: Any) -> BaseDistribution:
 
 
 class Tuning:
-    """A study in a folder. Several processes of one host may take trials from it at once.
+    """A study in a folder, shared by the processes of one host.
 
     Args:
         folder: holds STUDY_FILE and a folder per trial.
-        seed: of the proposals.
-        pruner: which trials to end early; None: none.
+        seed: of the sampler.
+        pruner: an Optuna pruner; None: trials run to their end.
 
-    Raises UsageError when the study's trials are of another space.
+    Raises UsageError where the study has another search space.
     """
 
     def __init__(self, folder: Path, space: Space, seed: int = 1, pruner: Any = None) -> None:
@@ -81,15 +81,15 @@ class Tuning:
             )
 
     def trials(self) -> dict[str, FrozenTrial]:
-        """{name of its folder: trial}, the last one of each."""
+        """{folder name: its last trial}."""
         return {self.folder_of(each).name: each for each in self.study.get_trials(deepcopy=False)}
 
     def folder_of(self, trial: Trial | FrozenTrial) -> Path:
-        """Where the trial's run is."""
+        """Run folder of a trial."""
         return self.folder / trial.user_attrs.get("folder", f"trial{trial.number}")
 
     def repeat_failed(self) -> None:
-        """Have every failed trial tried again; only while no process works on the study: what still runs failed too."""
+        """Queue failed trials again. No other process uses the study: running trials count as failed."""
         for name, trial in self.trials().items():
             if trial.state == TrialState.RUNNING:
                 self.study.tell(trial.number, state=TrialState.FAIL)
@@ -97,12 +97,12 @@ class Tuning:
                 self.study.enqueue_trial(trial.params, user_attrs={"folder": name})
 
     def next_trial(self, count: int) -> Trial | None:
-        """The next of `count` trials, or one that is repeated; None when all are begun."""
+        """The next of `count` trials, or a queued one; None when all have started."""
         with self._alone:
             known = self.trials()
             if len(known) >= count and all(each.state != TrialState.WAITING for each in known.values()):
                 return None
-            # A sampler that started at the seed again would propose the first points a second time.
+            # A sampler with the same seed would propose the first points again.
             self.study.sampler = optuna.samplers.TPESampler(seed=hash((self.seed, len(known))) % 2**32)
             trial = self.study.ask(self.space)
             if "folder" not in trial.user_attrs:
@@ -110,7 +110,7 @@ class Tuning:
             return trial
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row per trial, the best first: its folder, state, Recall in percent (a pruned one's last), epochs, settings."""
+        """A row per trial, the best first: folder, state, Recall in percent, epochs, settings."""
         rows = []
         for name, trial in self.trials().items():
             steps = trial.intermediate_values
@@ -123,16 +123,16 @@ class Tuning:
 
 
 class Pruning(pl.Callback):
-    """Tells the study the metric `monitor` of every evaluation, and ends a trial that it gives up.
+    """Reports the metric `monitor` of every evaluation to the study.
 
-    Raises optuna.TrialPruned out of `fit`.
+    Raises optuna.TrialPruned where the study prunes the trial.
     """
 
     def __init__(self, trial: Trial, monitor: str) -> None:
         self.trial, self.monitor = trial, monitor
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """After each evaluation of `fit`."""
+        """Report after each evaluation of `fit`."""
         if trainer.state.fn == "fit":
             self.trial.report(float(trainer.callback_metrics[self.monitor]), trainer.current_epoch + 1)
             if self.trial.should_prune():
