@@ -1,7 +1,6 @@
-"""What the entry points share: Hydra start-up and one-line errors.
+"""What all entry points share: Hydra's start, --help, one-line errors, processes of a run.
 
-Only the entry points and this room see the Hydra config; the rooms below take named arguments. Imports that cost seconds
-stand inside the functions that need them, so that --help and errors come at once.
+Slow imports stand inside the functions that need them, so that --help and errors come at once.
 """
 
 from __future__ import annotations
