@@ -1,7 +1,7 @@
 """Compare losses on equal terms: `python src/compare.py losses=[proxy_anchor,triplet] seeds=[1,2] dataset=cars`.
 
-With the same seed all start from the same network and see the same images in the same order, where they share a sampler.
-Each run is one of `train.py`, in runs/NAME/LOSS/seedN.
+With the same seed all start from the same network and see the same images in the same order, where they share a
+sampler. Each run is one of `train.py`, in runs/NAME/LOSS/seedN.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
         print(f"failed: {name}: {reason}")
     if failures:
         raise UsageError(
-            f"{len(failures)} of {len(configs)} runs failed (see {FAILURE_FILE} in their folders); the same command with "
-            f"run={cfg.run} repeats them."
+            f"{len(failures)} of {len(configs)} runs failed (see {FAILURE_FILE} in their folders); the same command "
+            f"with run={cfg.run} repeats them."
         )
     return results
 

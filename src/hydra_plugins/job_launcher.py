@@ -1,7 +1,7 @@
 """Hydra's launcher of sweeps: jobs in turn in this process, or as commands elsewhere.
 
-Hydra loads launchers only from a package of this name; so this file sees the config, outside `proxy_anchor.cli`. The key
-`launcher`, a file of conf/launcher, says where jobs run.
+Hydra loads launchers only from a package of this name; so this file sees the config, outside `proxy_anchor.cli`. The
+key `launcher`, a file of conf/launcher, says where jobs run.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def check_evaluation(cfg: DictConfig) -> None:
 
 
 def check_retrieval(cfg: DictConfig, config_name: str) -> None:
-    """Raise UsageError for a value of search, embed, export or app.yaml that is out of range; make its paths absolute."""
+    """Raise UsageError for a value of search, embed, export or app.yaml out of range; make paths absolute."""
     from proxy_anchor.retrieval.reranking import RERANKINGS
 
     _check_against_defaults(cfg, config_name)
@@ -191,8 +191,8 @@ def check_config(cfg: DictConfig) -> None:
     check_learning(**learning(cfg))
     if cfg.optimizer.warmup_epochs >= cfg.trainer.max_epochs:
         raise UsageError(
-            f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} of trainer.max_epochs={cfg.trainer.max_epochs}: the "
-            "backbone would never move. Train longer, or set optimizer.warmup_epochs=0."
+            f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} of trainer.max_epochs={cfg.trainer.max_epochs}: "
+            "the backbone would never move. Train longer, or set optimizer.warmup_epochs=0."
         )
     images = cfg.dataset.images
     RandomCrops(images.crop, images.scale, images.flip)
@@ -210,8 +210,8 @@ def _check_evaluations(trainer: DictConfig) -> None:
     """Raise UsageError for evaluations that no checkpoint belongs to."""
     if (interval := trainer.get("val_check_interval")) not in (None, 1.0) or isinstance(interval, int):
         raise UsageError(
-            f"trainer.val_check_interval={interval}: checkpoints are written at the end of an epoch, and their Recall is "
-            "measured there. Leave it out; trainer.check_val_every_n_epoch sets how many epochs apart."
+            f"trainer.val_check_interval={interval}: checkpoints are written at the end of an epoch, and their Recall "
+            "is measured there. Leave it out; trainer.check_val_every_n_epoch sets how many epochs apart."
         )
     if not isinstance(trainer.get("max_time"), str | None):
         raise UsageError(f"trainer.max_time={trainer.max_time}: expected days, hours, minutes, seconds: 00:08:00:00.")

@@ -1,7 +1,7 @@
 """From the config to the objects and arguments of a run.
 
-Only the entry points and this room see the Hydra config; the rooms below take named arguments. Slow imports stand inside
-the functions that need them, so that errors come at once.
+Only the entry points and this room see the Hydra config; the rooms below take named arguments. Slow imports stand
+inside the functions that need them, so that errors come at once.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def further_callbacks(cfg: DictConfig) -> list[pl.Callback]:
     for name, each in found.items():
         if not isinstance(each, pl.Callback):
             raise UsageError(
-                f"callbacks.{name}: expected a pytorch_lightning.Callback by its _target_, received {type(each).__name__}."
+                f"callbacks.{name}: expected a pytorch_lightning.Callback by its _target_, received "
+                f"{type(each).__name__}."
             )
     return list(found.values())
 
@@ -146,7 +147,7 @@ def progress_bars(cfg: DictConfig, further: Sequence[pl.Callback]) -> list[pl.Ca
 
 
 def is_scored(cfg: DictConfig) -> bool:
-    """Whether evaluations see all images; in Lightning's debug modes they do not, and Recall of a part means nothing."""
+    """Whether evaluations see all images, as Recall needs; Lightning's debug modes do not."""
     limits = (cfg.trainer.get(key) for key in ("fast_dev_run", "overfit_batches"))
     return not any(limits) and repr(cfg.trainer.get("limit_val_batches", 1.0)) in ("1.0", "None")
 

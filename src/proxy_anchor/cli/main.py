@@ -248,7 +248,8 @@ def explained(cfg: DictConfig) -> Iterator[None]:
             figures = f" (peak {peak:.1f} GiB of the GPU's {capacity:.1f} GiB)"
             torch.cuda.empty_cache()
         raise UsageError(
-            f"out of memory with data.batch_size={cfg.data.batch_size}{figures}: set a smaller one (data.eval_batch_size if an "
+            f"out of memory with data.batch_size={cfg.data.batch_size}{figures}: set a smaller one "
+            "(data.eval_batch_size if an "
             "evaluation had begun), trainer.precision=bf16-mixed, or data.cache=ram."
         ) from None
     except RuntimeError as error:
@@ -256,8 +257,8 @@ def explained(cfg: DictConfig) -> Iterator[None]:
             raise
         operation = str(error).split(" does not")[0]
         raise UsageError(
-            f"deterministic=true: {operation} has no repeatable form on this device; set trainer.deterministic=warn to go on "
-            "where there is none, or choose another backbone or loss."
+            f"deterministic=true: {operation} has no repeatable form on this device; set trainer.deterministic=warn "
+            "to go on where there is none, or choose another backbone or loss."
         ) from error
 
 

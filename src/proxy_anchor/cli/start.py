@@ -40,8 +40,8 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
     except InstantiationException as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise UsageError(
-            f"trainer.devices={cfg.trainer.devices} is not possible here: {reason} Set trainer.devices=1, or as many as "
-            "there are."
+            f"trainer.devices={cfg.trainer.devices} is not possible here: {reason} Set trainer.devices=1, or as many "
+            "as there are."
         ) from error
     _check_strategy(cfg, trainer)
     if cfg.resume == "auto" and read_result(folder) is not None:
@@ -193,7 +193,7 @@ UNIMPORTANT = (
 
 
 def require_same(cfg: DictConfig, folder: Path) -> None:
-    """Raise FolderTaken where the run in `folder` has other settings: its numbers would be half of one, half of the other."""
+    """Raise FolderTaken where the run in `folder` has other settings."""
     file = folder / "config.yaml"
     if not file.is_file():
         raise FolderTaken(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
@@ -214,8 +214,8 @@ def require_same(cfg: DictConfig, folder: Path) -> None:
     )
     if different:
         raise FolderTaken(
-            f"{folder} holds a run with other settings ({', '.join(different)}): choose another run=NAME, or remove that "
-            "folder."
+            f"{folder} holds a run with other settings ({', '.join(different)}): choose another run=NAME, or remove "
+            "that folder."
         )
 
 

@@ -1,7 +1,7 @@
 """Hyper-parameter search with Optuna: search space, study, pruning.
 
-A trial is a run in a folder of its own. A repeated trial, after an interruption or a failure, is a new trial for Optuna with
-the folder of the first; the last trial of a folder counts.
+A trial is a run in a folder of its own. A repeated trial, after an interruption or a failure, is a new trial for Optuna
+with the folder of the first; the last trial of a folder counts.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def load_embedding_net(checkpoint: Checkpoint) -> EmbeddingNet:
         net.load_state_dict(state)
     except RuntimeError as error:
         raise UsageError(
-            f"{checkpoint.path} does not fit {checkpoint.metadata['model']['backbone']} as this timm version builds it: "
-            f"{' '.join(str(error).split())[:300]}"
+            f"{checkpoint.path} does not fit {checkpoint.metadata['model']['backbone']} as this timm version builds "
+            f"it: {' '.join(str(error).split())[:300]}"
         ) from error
     return net.eval()

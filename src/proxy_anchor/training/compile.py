@@ -28,8 +28,8 @@ COMPILE_FROM = 500_000
 class CompiledNet:
     """The network's forward, compiled for one batch shape; on a GPU as one CUDA graph.
 
-    A shorter batch (the last of an evaluation) is filled up with copies of its first image, whose embeddings are dropped:
-    each further shape would be compiled again.
+    A shorter batch (the last of an evaluation) is filled up with copies of its first image, whose embeddings are
+    dropped: each further shape would be compiled again.
 
     Args:
         net: images (B, 3, H, W) to embeddings (B, D).
@@ -202,7 +202,7 @@ def _run(
 
 
 def find_faults(reference: _Pass, plain: _Pass, compiled: _Pass) -> dict[str, str]:
-    """{name: how it is wrong} of what is clearly farther from the reference in the compiled pass than in the plain one."""
+    """{name: message} of what is clearly farther from the reference than the plain pass is."""
     wrong = {}
     parts = [(each.embeddings.flatten(), each.statistics) for each in (reference, plain, compiled)]
     for name, want, usual, found in zip(("embeddings", "statistics of batch norm"), *parts, strict=True):

@@ -2,7 +2,8 @@
 
 Gradients are averaged over W ranks. Every rank computes the loss L of the global batch, so
 - every rank has the whole gradient of the proxies, and so has their mean;
-- the backward pass of the gather sums an embedding's gradient over the W losses, W x dL/dx; the mean over ranks, only one
+- the backward pass of the gather sums an embedding's gradient over the W losses, W x dL/dx; the mean over ranks, only
+  one
   of which made that embedding, is dL/dx again.
 Backbone, head and proxies therefore move as in one process, without a correction factor.
 """
@@ -37,8 +38,8 @@ def world_size() -> int:
 def gather_batch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Gather (b, D) embeddings and (b,) labels of each rank to (B, D) and (B,) on all ranks.
 
-    All ranks hold equally many rows; the order is that of the ranks. The backward pass gives each rank the gradient of its
-    own rows, summed over all ranks. No-op in a single process.
+    All ranks hold equally many rows; the order is that of the ranks. The backward pass gives each rank the gradient of
+    its own rows, summed over all ranks. No-op in a single process.
     """
     if world_size() == 1:
         return embeddings, labels

@@ -17,9 +17,9 @@ class NotFinite(AgreedError):
 class FiniteGuard:
     """Checks the loss and the norm of the gradients of every step.
 
-    The result is copied to the host asynchronously and read one step later, so the host does not wait for the GPU; until
-    then a fused optimizer that gets the result of `show` skips the step. All ranks share one result and stop after the same
-    step.
+    The result is copied to the host asynchronously and read one step later, so the host does not wait for the GPU;
+    until then a fused optimizer that gets the result of `show` skips the step. All ranks share one result and stop
+    after the same step.
     """
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class FiniteGuard:
         loss_bad, gradient_bad = (False, False) if self._shown is None else self._shown.get().tolist()
         if loss_bad:
             raise NotFinite(
-                f"the loss is not finite {self._where}, and no step was taken on it: lower optimizer.lr (or loss.alpha), or "
-                "train with trainer.precision=32."
+                f"the loss is not finite {self._where}, and no step was taken on it: lower optimizer.lr (or "
+                "loss.alpha), or train with trainer.precision=32."
             )
         if gradient_bad:
             raise NotFinite(

@@ -41,15 +41,18 @@ class MetricLearner(pl.LightningModule):
     Args:
         net: images (B, 3, H, W) to embeddings (B, D).
         loss: `loss(embeddings, labels)`; its parameters, if any, are the proxies.
-        optimizer: called with the parameter groups, as `partial(torch.optim.AdamW, lr=1e-4)`; lr is that of backbone and head.
+        optimizer: called with the parameter groups, as `partial(torch.optim.AdamW, lr=1e-4)`; lr is that of backbone
+        and head.
         scheduler: called with the optimizer, see `optim.make_scheduler`.
         proxy_lr_mult: the proxies' learning rate over lr (paper: 100).
         warmup_epochs: first epochs in which only head and proxies move, at full rate; the schedule counts them.
         metadata: plain values saved in every checkpoint (how data and model were made).
-        compile: compile the network and the Proxy-Anchor loss (see `training.compile`); `net` and `loss` keep the weights.
+        compile: compile the network and the Proxy-Anchor loss (see `training.compile`); `net` and `loss` keep the
+        weights.
         num_evaluated: images of all evaluations together (see `CompiledNet`). None: many.
 
-    Raises UsageError for an optimizer or scheduler that does not take its arguments, and when the loss stops being finite.
+    Raises UsageError for an optimizer or scheduler that does not take its arguments, and when the loss stops being
+    finite.
     """
 
     def __init__(
@@ -118,9 +121,9 @@ class MetricLearner(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop on a loss or gradient that is not finite. During warm-up, remove the backbone's gradients.
 
-        Warm-up does not use `requires_grad`: DDP registers hooks only for parameters that require gradients when it wraps
-        the module, and a network compiled while frozen has no gradient path later. The optimizer skips a parameter without
-        gradient (no decay, no moments).
+        Warm-up does not use `requires_grad`: DDP registers hooks only for parameters that require gradients when it
+        wraps the module, and a network compiled while frozen has no gradient path later. The optimizer skips a
+        parameter without gradient (no decay, no moments).
         """
         # The scaler of 16-mixed skips steps with infinite gradients by design; a loss that is not finite stops it too.
         scaled = str(self.trainer.precision) == "16-mixed"

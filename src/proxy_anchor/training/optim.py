@@ -72,7 +72,8 @@ def make_optimizer(make: partial[Optimizer], groups: list[dict[str, Any]], *, fu
 def make_scheduler(make: Callable[..., LRScheduler], optimizer: Optimizer, total_steps: int) -> dict[str, Any]:
     """Lightning's `lr_scheduler` entry; the schedule moves once per epoch.
 
-    Where its `T_max` or `total_steps` is given as None, that is the number of steps of the run, and it moves once per step.
+    Where its `T_max` or `total_steps` is given as None, that is the number of steps of the run, and it moves once per
+    step.
     """
     given = make.keywords if isinstance(make, partial) else {}
     steps = {key: max(1, total_steps) for key in ("T_max", "total_steps") if key in given and given[key] is None}
@@ -84,7 +85,7 @@ def make_scheduler(make: Callable[..., LRScheduler], optimizer: Optimizer, total
 
 
 def describe_groups(groups: list[dict[str, Any]]) -> str:
-    """One line with each group's rate and size: 'backbone 0.0001 (3,371,024 parameters) | proxies 0.01 (50,176 ...)'."""
+    """'backbone 0.0001 (3,371,024 parameters) | ...': learning rate and size of each group."""
     return " | ".join(
         f"{group['name']} {group['lr']:.4g} ({sum(p.numel() for p in group['params']):,} parameters)"
         for group in groups

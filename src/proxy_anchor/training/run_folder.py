@@ -39,8 +39,8 @@ _LEFT_BEFORE_A_CHECKPOINT = (
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest whole checkpoint of a run folder; None without any.
 
-    Prints that last.ckpt is damaged and returns its previous version. Of a run that was killed between its first two files,
-    copies best.ckpt to last.ckpt. Raises UsageError where all are damaged.
+    Prints that last.ckpt is damaged and returns its previous version. Of a run that was killed between its first two
+    files, copies best.ckpt to last.ckpt. Raises UsageError where all are damaged.
     """
     last = folder / "last.ckpt"
     reasons = []
@@ -82,8 +82,8 @@ def clear_beginning(folder: Path) -> bool:
 class RunRecord(pl.Callback):
     """Saves the rows of metrics.csv and the states of the random number generators in every checkpoint.
 
-    metrics.csv on the disk may be newer than the checkpoint, or half written. Rank 0 saves the rows, and each rank its own
-    generators.
+    metrics.csv on the disk may be newer than the checkpoint, or half written. Rank 0 saves the rows, and each rank its
+    own generators.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,8 @@ def _read(logger: CSVLogger) -> str:
 class StopOnSignal(pl.Callback):
     """Ends training on SIGTERM or SIGUSR1 (a cluster's notice) with exit code STOPPED.
 
-    The current step or evaluation batch is finished, and the checkpoint of the last epoch written. One rank that gets the
+    The current step or evaluation batch is finished, and the checkpoint of the last epoch written. One rank that gets
+    the
     signal is enough: all stop after the same step.
     """
 
@@ -191,8 +192,8 @@ class StopOnSignal(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """On several devices, replace the trainer's handlers.
 
-        Its handler of SIGTERM starts a broadcast that no other rank expects, and its loop waits for the GPU before every
-        step to allow for it.
+        Its handler of SIGTERM starts a broadcast that no other rank expects, and its loop waits for the GPU before
+        every step to allow for it.
         """
         if trainer.world_size > 1:
             trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]

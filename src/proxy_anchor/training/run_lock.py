@@ -1,7 +1,7 @@
 """One process per run folder: a file lock, which the system releases when its process ends.
 
-The lock of runs/NAME is the file runs/.NAME.lock. It is outside the folder, so that removing or renaming the folder does not
-free its name while a process still writes there. The file names its holder and is removed at the end.
+The lock of runs/NAME is the file runs/.NAME.lock. It is outside the folder, so that removing or renaming the folder
+does not free its name while a process still writes there. The file names its holder and is removed at the end.
 """
 
 from __future__ import annotations

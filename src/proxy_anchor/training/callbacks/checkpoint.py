@@ -38,8 +38,8 @@ def previous_version(path: Path) -> Path:
 class BackgroundWriter(TorchCheckpointIO):
     """Copies checkpoints on their device and writes them in a background thread.
 
-    When `last.ckpt` is saved, but at most once in `every_seconds`, the newest version of each saved file is written: on a
-    fast GPU an epoch takes less time than writing its checkpoints. A killed process loses at most an epoch and
+    When `last.ckpt` is saved, but at most once in `every_seconds`, the newest version of each saved file is written: on
+    a fast GPU an epoch takes less time than writing its checkpoints. A killed process loses at most an epoch and
     `every_seconds`. The rest is written at the end of training, also after an error.
 
     Raises what writing raised, at the next checkpoint or at the end of training.
@@ -110,8 +110,8 @@ def write_whole(checkpoint: dict[str, Any], path: Path) -> None:
         if not isinstance(reason, OSError):
             raise
         raise UsageError(
-            f"{path} cannot be written ({reason.strerror or reason}): make room or give the folder back; the version before it "
-            "stays, and the same command with run=NAME continues from there."
+            f"{path} cannot be written ({reason.strerror or reason}): make room or restore the folder; the previous "
+            "version stays, and the same command with run=NAME continues from there."
         ) from error
     finally:
         partial.unlink(missing_ok=True)

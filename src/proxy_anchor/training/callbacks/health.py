@@ -101,8 +101,8 @@ class Health(pl.Callback):
             names = pl_module.metadata.get("classes", [])
             if never:
                 self._warn(
-                    f"{len(never)} of {len(self._seen)} classes were never in a batch of training: no full batch held them "
-                    f"({shorten([names[row] if row < len(names) else str(row) for row in never])})."
+                    f"{len(never)} of {len(self._seen)} classes were never in a batch of training: no full batch held "
+                    f"them ({shorten([names[row] if row < len(names) else str(row) for row in never])})."
                 )
 
     def _judge(self, ratio: float, trainer: pl.Trainer, pl_module: MetricLearner) -> None:
@@ -111,8 +111,8 @@ class Health(pl.Callback):
             self._warn(f"epoch {epoch}: the backbone has not moved although the warm-up is over: it got no gradient.")
         elif ratio and not STEP_TOO_SMALL <= ratio <= STEP_TOO_LARGE:
             self._warn(
-                f"epoch {epoch}: optimizer.lr={lr:g} looks far too {'high' if ratio > 1e-3 else 'low'}: the backbone's first "
-                f"step is {ratio:.1e} of its weights' length (about 1e-3 is usual)."
+                f"epoch {epoch}: optimizer.lr={lr:g} looks far too {'high' if ratio > 1e-3 else 'low'}: the "
+                f"backbone's first step is {ratio:.1e} of its weights' length (about 1e-3 is usual)."
             )
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -11,8 +11,8 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 class LossBar(TQDMProgressBar):
     """Lightning's bar with the last loss.
 
-    `log(prog_bar=True)` copies the loss after every step, and the GPU idles while Python waits for it. Here it is copied
-    when the bar is drawn.
+    `log(prog_bar=True)` copies the loss after every step, and the GPU idles while Python waits for it. Here it is
+    copied when the bar is drawn.
 
     refresh_rate: steps between two drawings.
     """

@@ -21,8 +21,8 @@ from proxy_anchor.retrieval.search import check_k
 class EpochResult:
     """One evaluation.
 
-    epoch: 0 before training. train_seconds + eval_seconds is the whole epoch; search_seconds is the part of eval_seconds
-    after the last image was embedded.
+    epoch: 0 before training. train_seconds + eval_seconds is the whole epoch; search_seconds is the part of
+    eval_seconds after the last image was embedded.
 
     recall: {K: share of queries, in [0, 1]} on the searched classes. validation: the same on held-out training classes,
     None without. train_loss: the logged `train/loss_epoch`, mean over the epoch's batches; None before training.
