@@ -31,7 +31,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from proxy_anchor.data.bad_images import naming_all_unusable
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.reports.run import finish_run, make_result
-    from proxy_anchor.training.callbacks.checkpoint import BackgroundWriter, run_checkpoints
+    from proxy_anchor.training.callbacks.checkpoint import LAST, BackgroundWriter, previous_version, run_checkpoints
     from proxy_anchor.training.callbacks.health import Health
     from proxy_anchor.training.callbacks.memory import PeakMemory, reset_peak_memory
     from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
@@ -54,6 +54,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
         cfg.recall_k, engine=cfg.search_engine.name, select_on=config.selecting_set(cfg), scored=scored
     )
     further = [*callbacks, *config.further_callbacks(cfg)]
+    bars = config.progress_bars(cfg, further)
     startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()
     trainer = instantiate(
         cfg.trainer,
@@ -68,8 +69,9 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
             RunRecord(),
             StopOnSignal(),
             *run_checkpoints(folder, recall.monitor if scored else None, cfg.trainer.check_val_every_n_epoch),
-            *config.progress_bars(cfg, further),
+            *(each for each in bars if each not in further),
         ],
+        enable_progress_bar=bool(bars),
         plugins=[BackgroundWriter(), SyncBatchNorms()],
         default_root_dir=folder,
     )
@@ -84,7 +86,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     compilation = config.compilation(cfg, data.num_eval_images)
     learner = MetricLearner(net, loss, **config.learning(cfg), metadata=metadata, **compilation)
 
-    print(data.describe(), config.describe_training(cfg), sep="\n", flush=True)
+    print(f"run folder: {folder}", data.describe(), config.describe_training(cfg), sep="\n", flush=True)
     with entry.explained(cfg), naming_all_unusable(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
@@ -104,6 +106,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
         "data": metadata["data"],
     }
     if trainer.is_global_zero:
+        previous_version(folder / LAST).unlink(missing_ok=True)
         finish_run(folder, learner.metadata["config"], result, data, recall.selected_embeddings)
     return result
 

@@ -12,6 +12,7 @@ from commands import TINY_GLYPHS, compose_train, run_entry
 
 from proxy_anchor.cli import config
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.callbacks.progress import LossBar
 from train import train
 
 SMALL = (*TINY_GLYPHS, "trainer.enable_progress_bar=false")
@@ -79,7 +80,10 @@ def test_a_run_stops_early_and_logs_learning_rates_and_settings(tmp_path: Path) 
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["optimizer"]["lr"] == cfg.optimizer.lr
 
 
-def test_a_progress_bar_that_is_given_takes_the_place_of_this_projects() -> None:
-    cfg = compose_train("trainer.enable_progress_bar=true")
-    assert len(config.progress_bars(cfg, [])) == 1
-    assert config.progress_bars(cfg, [pl.callbacks.TQDMProgressBar()]) == []
+def test_the_progress_bar_is_the_users_or_this_projects_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg, given = compose_train("trainer.enable_progress_bar=true"), pl.callbacks.TQDMProgressBar()
+    assert config.progress_bars(cfg, []) == []  # stderr is a file here
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert [type(each) for each in config.progress_bars(cfg, [])] == [LossBar]
+    assert config.progress_bars(cfg, [given]) == [given]
+    assert config.progress_bars(compose_train("trainer.enable_progress_bar=false"), []) == []

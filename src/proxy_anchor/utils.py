@@ -90,6 +90,7 @@ class Fetch:
 
 
 RESULT_FILE = "result.json"
+CLASSES_FILE = "classes.json"  # the classes that a run trains on and searches
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:

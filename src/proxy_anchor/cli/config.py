@@ -7,6 +7,7 @@ inside the functions that need them, so that errors come at once.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_int
-from proxy_anchor.utils import one_of_several, rank
+from proxy_anchor.utils import CLASSES_FILE, one_of_several, rank, write_json
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -136,14 +137,13 @@ def further_callbacks(cfg: DictConfig) -> list[pl.Callback]:
 
 
 def progress_bars(cfg: DictConfig, further: Sequence[pl.Callback]) -> list[pl.Callback]:
-    """The progress bar with the loss, if it is on and the user's callbacks hold none."""
+    """The progress bar: one of the user's callbacks, or the one with the loss where stderr is a terminal."""
     from pytorch_lightning.callbacks import ProgressBar
 
     from proxy_anchor.training.callbacks.progress import LossBar
 
-    if not cfg.trainer.enable_progress_bar or any(isinstance(each, ProgressBar) for each in further):
-        return []
-    return [LossBar(refresh_rate=1 if cfg.trainer.accelerator == "cpu" else 20)]  # each look waits for the GPU
+    given: list[pl.Callback] = [each for each in further if isinstance(each, ProgressBar)]
+    return given or ([LossBar()] if cfg.trainer.enable_progress_bar and sys.stderr.isatty() else [])
 
 
 def is_scored(cfg: DictConfig) -> bool:
@@ -153,11 +153,13 @@ def is_scored(cfg: DictConfig) -> bool:
 
 
 def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
-    """Write config.yaml and the list of skipped images. Only the first rank writes."""
+    """Write config.yaml, classes.json and the list of skipped images. Only the first rank writes."""
     from proxy_anchor.data.bad_images import write_skipped
 
     if rank() == 0:
         OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+        searched = {name: list(query.classes) for name, (query, _) in splits.evaluated.items()}
+        write_json(folder / CLASSES_FILE, {"train": list(splits.train.classes), **searched})
         write_skipped(folder, splits)
 
 

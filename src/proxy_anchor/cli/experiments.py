@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,12 @@ def _read_expectations(file: Path, text: str) -> tuple[Expectation, ...]:
 
 
 def _jobs(params: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
-    """The product of the choices in hydra.sweeper.params, by Hydra's own rules."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
-    [jobs] = BasicSweeper.split_arguments(overrides, max_batch_size=None)
-    return tuple(map(tuple, jobs))
+    """The product of the choices in hydra.sweeper.params, separated by commas."""
+    return tuple(
+        product(
+            *([f"{key}={value}" for value in re.split(r",(?![^{]*})", str(given))] for key, given in params.items())
+        )
+    )
 
 
 def read_experiments(folder: Path) -> list[Experiment]:

@@ -157,6 +157,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     is_rank = JOB_FILE in os.environ  # of `run_as_ranks`
     if LAUNCHER in os.environ:
         end_with_parent()
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # a log gets plain lines
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra would print errors itself
     register_plugins()
     _quieten()
@@ -222,7 +224,9 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
                 sys.exit(STOPPED)
             raise
         if not is_rank:  # a rank's launcher prints it
-            print("interrupted; what had been written is kept.", file=sys.stderr)
+            folder = output_folder() if HydraConfig.initialized() else Path.cwd()
+            again = f": the same command with run={folder.name} continues {folder}" if folder != Path.cwd() else ""
+            print(f"interrupted{again}.", file=sys.stderr)
         sys.exit(130)
     if failures:
         if is_rank:

@@ -56,7 +56,7 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
     if cfg.resume == "never":
         require_new(folder)
     elif (folder / "config.yaml").is_file():
-        require_same(cfg, folder)
+        require_same(cfg, folder, moved=True)
     return trainer.num_devices
 
 
@@ -166,7 +166,7 @@ def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
         require_new(folder)
         return None
     if (folder / "config.yaml").is_file():
-        require_same(cfg, folder)
+        require_same(cfg, folder, moved=True)  # the checkpoint knows the content of its images
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         if not clear_beginning(folder):
@@ -192,8 +192,11 @@ UNIMPORTANT = (
 )
 
 
-def require_same(cfg: DictConfig, folder: Path) -> None:
-    """Raise FolderTaken where the run in `folder` has other settings."""
+PLACES = ("dataset.root", "dataset.csv", "dataset.load.root", "dataset.load.csv_file")
+
+
+def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
+    """Raise FolderTaken where the run in `folder` has other settings. moved: its images may be in another place."""
     file = folder / "config.yaml"
     if not file.is_file():
         raise FolderTaken(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
@@ -210,7 +213,8 @@ def require_same(cfg: DictConfig, folder: Path) -> None:
     different = sorted(
         key
         for key in {*one, *other}
-        if one.get(key) != other.get(key) and not any(f"{key}.".startswith(f"{each}.") for each in UNIMPORTANT)
+        if one.get(key) != other.get(key)
+        and not any(f"{key}.".startswith(f"{each}.") for each in (*UNIMPORTANT, *(PLACES if moved else ())))
     )
     if different:
         raise FolderTaken(

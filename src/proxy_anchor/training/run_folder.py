@@ -21,11 +21,12 @@ from proxy_anchor.training.callbacks.checkpoint import previous_version
 from proxy_anchor.training.callbacks.health import REPLAY_FILE
 from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
 from proxy_anchor.training.distributed import gather_objects, reduce_max, write_before_any_ends
-from proxy_anchor.utils import FAILURE_FILE, NOTICES, Fetch, write_text
+from proxy_anchor.utils import CLASSES_FILE, FAILURE_FILE, NOTICES, Fetch, write_text
 
 RECORD_KEY = "run_record"
 _LEFT_BEFORE_A_CHECKPOINT = (
     "config.yaml",
+    CLASSES_FILE,
     BAD_IMAGES_FILE,
     "metrics.csv",
     "hparams.yaml",
