@@ -172,12 +172,14 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
     failures: list[BaseException] = []
     composed = is_rank
+    place: Path | None = None  # the run folder
 
     def job(cfg: DictConfig) -> Any:
-        nonlocal composed
+        nonlocal composed, place
         composed = True
         in_sweep = HydraConfig.get().mode != RunMode.RUN
         own_folder = output_folder() != Path.cwd()  # evaluate.py and others run in the working directory
+        place = output_folder() if own_folder else None
         marked = own_folder and (in_sweep or SWEEP_JOB in os.environ)
         try:
             return main(cfg)
@@ -224,8 +226,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
                 sys.exit(STOPPED)
             raise
         if not is_rank:  # a rank's launcher prints it
-            folder = output_folder() if HydraConfig.initialized() else Path.cwd()
-            again = f": the same command with run={folder.name} continues {folder}" if folder != Path.cwd() else ""
+            again = f": the same command with run={place.name} continues {place}" if place else ""
             print(f"interrupted{again}.", file=sys.stderr)
         sys.exit(130)
     if failures:
