@@ -29,7 +29,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from hydra.utils import instantiate
 
     from proxy_anchor.cli.failures import explained
-    from proxy_anchor.data.bad_images import naming_all_unusable
+    from proxy_anchor.data.bad_images import naming_bad_images
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.reports.run import finish_run, make_result
     from proxy_anchor.training.callbacks.checkpoint import BackgroundWriter
@@ -44,7 +44,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     # Everything that can refuse the configuration comes before the data.
     config.make_paths_absolute(cfg)
     config.check_config(cfg)
-    result, before = config.take_up(cfg, folder)
+    result, before = config.resume_or_start(cfg, folder)
     if result is not None:
         return result
     set_float32_precision(cfg.float32_precision)  # each run: the one before in this process may have had another
@@ -81,7 +81,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     learner = MetricLearner(net, loss, **config.learning(cfg), metadata=metadata, **compilation)
 
     print(data.describe(), config.describe_training(cfg), sep="\n", flush=True)
-    with explained(trainer, learner, data), naming_all_unusable(data.splits, data.on_bad_image):
+    with explained(trainer, learner, data), naming_bad_images(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
             config.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run leaves nothing

@@ -81,7 +81,7 @@ def test_the_trace_of_a_failed_run_is_left_only_where_the_folder_holds_no_other_
     entry.mark_failed(tmp_path, UsageError("no room"))
     assert (tmp_path / "error.txt").read_text().endswith("\nno room\n")
     cfg = compose_train("dataset=folder", "dataset.root=x")
-    assert config.take_up(cfg, tmp_path) == (None, None)  # the next attempt removes it
+    assert config.resume_or_start(cfg, tmp_path) == (None, None)  # the next attempt removes it
     assert not (tmp_path / "error.txt").exists()
     (tmp_path / "result.json").touch()
     entry.mark_failed(tmp_path, UsageError("no room"))

@@ -350,7 +350,5 @@ import proxy_anchor.retrieval
 assert "torch" not in sys.modules
 import proxy_anchor.retrieval.search
 assert "faiss" not in sys.modules and "torchmetrics" not in sys.modules
-from proxy_anchor.retrieval import RecallAtK, num_queries_without_positive, recall_at_k, resolve_engine
-assert "faiss" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True, env={"PYTHONPATH": ":".join(sys.path)})

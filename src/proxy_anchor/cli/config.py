@@ -21,7 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.runs import BEFORE
 from proxy_anchor.training.run_lock import take
-from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, one_of_several, rank, read_result
+from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, is_distributed, rank, read_result
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -79,7 +79,7 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
     """
     from hydra.utils import instantiate
 
-    from proxy_anchor.data.bad_images import leave_out_unusable
+    from proxy_anchor.data.bad_images import drop_bad_images
     from proxy_anchor.data.splits import hold_out_classes, mislabel, take_fold
 
     skip = cfg.data.get("on_bad_image") == "skip"  # a checkpoint may be older than this key
@@ -92,7 +92,7 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
     elif cfg.validation.name == "folds":
         splits = take_fold(splits, **arguments)
     if skip and training:  # after the hold-out: held-out images are searched, and none of those is left out
-        splits = leave_out_unusable(splits, progress=cfg.trainer.enable_progress_bar)
+        splits = drop_bad_images(splits, progress=cfg.trainer.enable_progress_bar)
     # After the hold-out: held-out images keep their labels. A checkpoint may be older than these keys.
     return mislabel(splits, share=cfg.dataset.get("label_noise", 0.0), seed=cfg.dataset.get("label_noise_seed", 0))
 
@@ -210,7 +210,7 @@ def whether_to_compile(cfg: DictConfig, net: EmbeddingNet, num_images: int, befo
     side = cfg.dataset.images.crop
     precision = {"32": "32-true"}.get(str(cfg.trainer.precision), cfg.trainer.precision)
     file = check_file(net.train(), (cfg.data.batch_size, 3, side, side), precision, torch.device("cuda"))
-    if not one_of_several() and not cfg.deterministic and recall_check(file) is not None:
+    if not is_distributed() and not cfg.deterministic and recall_check(file) is not None:
         return True
     print(
         f"network not compiled: {trained:,} training images do not pay for it (from {COMPILE_FROM:,} on they do); "
@@ -257,7 +257,7 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
 
     Where it is more, everything that can refuse the configuration has been asked, so that it is said once.
     """
-    if one_of_several() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
+    if is_distributed() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
         return 1
     from hydra.utils import instantiate
 
@@ -309,7 +309,7 @@ def strategy(cfg: DictConfig) -> Any:
     from proxy_anchor.training.distributed import LeanDDP
 
     given = cfg.trainer.get("strategy", "auto")
-    several = one_of_several() and (cfg.trainer.devices != 1 or cfg.trainer.get("num_nodes", 1) != 1)
+    several = is_distributed() and (cfg.trainer.devices != 1 or cfg.trainer.get("num_nodes", 1) != 1)
     return LeanDDP() if given == "ddp" or (given == "auto" and several) else given
 
 
@@ -344,7 +344,7 @@ def require_new(folder: Path) -> None:
         raise FolderTaken(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
 
 
-def take_up(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Checkpoint | None]:
+def resume_or_start(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Checkpoint | None]:
     """(the result of a run that is finished, None) or (None, where this one goes on, None for a new run).
 
     Of several processes the first takes the folder, looks into it, and removes and renames there, before any other reads.
@@ -357,7 +357,7 @@ def take_up(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | None, Check
         (folder / FAILURE_FILE).unlink(missing_ok=True)  # the folder is this run's: an earlier attempt left it
         return result, before
 
-    if not one_of_several():
+    if not is_distributed():
         return look()  # the caller holds the folder
     from hydra.utils import instantiate
 

@@ -23,7 +23,7 @@ from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 from proxy_anchor.utils import write_text
 
 _MIN_SIDE = 32
-UNUSABLE = ("missing", "empty", "corrupt")
+BAD = ("missing", "empty", "corrupt")
 ODD = {
     "contradiction": "the same bytes under two classes",
     "duplicate": "the same bytes twice in one class",
@@ -37,7 +37,7 @@ _SAME_FORMAT = {"MPO": "JPEG"}  # what many cameras write: a JPEG with further p
 
 
 class Finding(NamedTuple):
-    """One remark about one image: kind is one of UNUSABLE or a key of ODD; table is train, query or gallery."""
+    """One remark about one image: kind is one of BAD or a key of ODD; table is train, query or gallery."""
 
     kind: str
     path: Path
@@ -74,7 +74,7 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
             kind = "duplicate" if twin[2] == name else "contradiction"
             findings.append(Finding(kind, path, table, name, f"as {twin[0]} ({twin[1]}, class {twin[2]})"))
         earlier.append((path, table, name))
-    order = [*UNUSABLE, *ODD]
+    order = [*BAD, *ODD]
     return sorted(findings, key=lambda finding: order.index(finding.kind))  # stable: table order within a kind
 
 
@@ -114,12 +114,12 @@ def _oddities(image: Image.Image, path: Path) -> Iterator[tuple[str, str]]:
 def format_findings(findings: Sequence[Finding], num_images: int) -> str:
     """All findings by kind, and a last line that counts."""
     lines, counts = [], []
-    for kind in (*UNUSABLE, *ODD):
+    for kind in (*BAD, *ODD):
         if chosen := [finding for finding in findings if finding.kind == kind]:
             counts.append(f"{len(chosen):,} {kind}")
             lines.append(f"{kind}: {len(chosen):,}" + (f" ({ODD[kind]})" if kind in ODD else ""))
             lines += [f"  {finding.path}" + (f": {finding.detail}" if finding.detail else "") for finding in chosen]
-    unusable = len({finding.path for finding in findings if finding.kind in UNUSABLE})
+    unusable = len({finding.path for finding in findings if finding.kind in BAD})
     verdict = f"{unusable:,} cannot be used" if unusable else "all can be used"
     listed = ": " + ", ".join(counts) if counts else ""
     return "\n".join([*lines, f"checked {num_images:,} images, {verdict}{listed}"])
@@ -144,7 +144,7 @@ _REPAIR = {
 }
 
 
-def leave_out_unusable(splits: Splits, *, progress: bool = True) -> Splits:
+def drop_bad_images(splits: Splits, *, progress: bool = True) -> Splits:
     """The splits without the training images that cannot be used, which `skipped` lists.
 
     All images are read once, by what `src/check.py` reads them with: a batch that a worker process or a graphics card gets
@@ -163,7 +163,7 @@ def leave_out_unusable(splits: Splits, *, progress: bool = True) -> Splits:
 
 
 @contextmanager
-def naming_all_unusable(splits: Splits, on_bad_image: str = "raise") -> Iterator[None]:
+def naming_bad_images(splits: Splits, on_bad_image: str = "raise") -> Iterator[None]:
     """Have the first unreadable image that is met inside be the reason to look for all, and name those and the repair.
 
     Raises UnreadableImage; the one from inside where reading again finds none.
@@ -181,7 +181,7 @@ def _unusable(splits: Splits, progress: bool) -> dict[Path, str]:
     training: dict[Path, str] = {}
     searched: dict[Path, str] = {}
     for each in check_images(splits, progress=progress):
-        if each.kind in UNUSABLE:
+        if each.kind in BAD:
             part = training if each.table == "train" else searched
             part[each.path] = f"{each.path} ({each.kind}{each.detail and f', {each.detail}'})"
     if searched:

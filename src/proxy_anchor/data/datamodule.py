@@ -25,7 +25,7 @@ from proxy_anchor.data.image_cache import (
     free_memory,
     kept_sizes,
 )
-from proxy_anchor.data.images import ImageDataset, Pixels, default_num_workers
+from proxy_anchor.data.images import DecodedImages, ImageDataset, default_num_workers
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
@@ -61,7 +61,7 @@ class ImageDataModule(pl.LightningDataModule):
             first of gpu and ram that fits, otherwise none).
         cache_side: shorter side of cached training images at most this; None keeps them as stored.
         cache_dir: folder of cache "disk".
-        on_bad_image: "raise", or "skip" where `leave_out_unusable` has made the splits; for what an error then says.
+        on_bad_image: "raise", or "skip" where `drop_bad_images` has made the splits; for what an error then says.
 
     Attributes:
         loading: where the images are cropped and kept, once `setup` has chosen: crop_on, cache, bytes, seconds.
@@ -123,7 +123,7 @@ class ImageDataModule(pl.LightningDataModule):
         self._crop_on, self._cache, self._form = crop_on, cache, Shrunk(cache_side)
         self._cache_dir = None if cache_dir is None else Path(cache_dir)
         self._device = torch.device("cpu")
-        self._eval_pixels: list[Pixels] = []
+        self._eval_decoded: list[DecodedImages] = []
         self.loading: dict[str, Any] | None = None
 
     @property
@@ -170,17 +170,17 @@ class ImageDataModule(pl.LightningDataModule):
         self._device = self.trainer.strategy.root_device
         crop_on, cache = self._choose()
         if cache == "gpu":
-            self.train_images.pixels = self._on_card(self.splits.train, self._form)
-            self._eval_pixels = [self._on_card(images.table, self.eval_crop) for images in self.eval_images]
+            self.train_images.decoded = self._on_gpu(self.splits.train, self._form)
+            self._eval_decoded = [self._on_gpu(images.table, self.eval_crop) for images in self.eval_images]
         elif cache != "none":
             files = [self._in_file(self.splits.train, self._form, cache)]
             files += [self._in_file(images.table, self.eval_crop, cache) for images in self.eval_images]
-            self.train_images.pixels, *self._eval_pixels = [pixels for pixels, _ in files]
+            self.train_images.decoded, *self._eval_decoded = [pixels for pixels, _ in files]
             self.trainer.strategy.barrier()
             if cache == "ram" and self.trainer.is_global_zero:
                 for _, file in files:
                     file.unlink(missing_ok=True)  # the memory stays until the last process that has mapped it ends
-        kept = [pixels for pixels in (self.train_images.pixels, *self._eval_pixels) if pixels is not None]
+        kept = [pixels for pixels in (self.train_images.decoded, *self._eval_decoded) if pixels is not None]
         self.loading = {
             "crop_on": crop_on,
             "cache": cache,
@@ -191,11 +191,11 @@ class ImageDataModule(pl.LightningDataModule):
     def _choose(self) -> tuple[str, str]:
         """(crop_on, cache) without "auto", the same on every process."""
         crop_on, cache = self._crop_on, self._cache
-        has_card = self._device.type == "cuda"
-        if not has_card and "gpu" in (crop_on, cache):
+        has_gpu = self._device.type == "cuda"
+        if not has_gpu and "gpu" in (crop_on, cache):
             key = "crop_on" if crop_on == "gpu" else "cache"
             raise UsageError(f"data.{key}=gpu needs an NVIDIA GPU and trainer.accelerator=gpu: set data.{key}=auto.")
-        if crop_on == "cpu" or cache == "none" or not has_card:
+        if crop_on == "cpu" or cache == "none" or not has_gpu:
             return "cpu", "none" if cache == "auto" else cache
         if cache != "auto":
             return "gpu", cache
@@ -221,14 +221,14 @@ class ImageDataModule(pl.LightningDataModule):
         sizes = self._train_sizes
         return 3 * (int(sizes.prod(1).sum()) + self.num_eval_images * self.eval_crop.crop**2)
 
-    def _on_card(self, table: ImageTable, form: Form) -> Pixels:
+    def _on_gpu(self, table: ImageTable, form: Form) -> DecodedImages:
         trainer: Any = self.trainer
         sizes = self._train_sizes if form is self._form else kept_sizes(table, form, self.num_workers)
         return decode_to_device(
             table, form, sizes, self._device, self.num_workers, trainer.global_rank, trainer.world_size
         )
 
-    def _in_file(self, table: ImageTable, form: Form, cache: str) -> tuple[Pixels, Path]:
+    def _in_file(self, table: ImageTable, form: Form, cache: str) -> tuple[DecodedImages, Path]:
         if cache == "ram":
             if not SHARED_MEMORY.is_dir():
                 raise UsageError(f"data.cache=ram needs {SHARED_MEMORY} (Linux): set data.cache=disk.")
@@ -245,15 +245,15 @@ class ImageDataModule(pl.LightningDataModule):
         if getattr(self.trainer, "overfit_batches", 0):
             order = [*order]  # type: ignore[assignment]  # the same batches in every epoch
         if self.loading is not None and self.loading["crop_on"] == "gpu":
-            assert images.pixels is not None
-            return CroppedBatches(images.pixels, images.labels, self.train_crops, order, self._device)
+            assert images.decoded is not None
+            return CroppedBatches(images.decoded, images.labels, self.train_crops, order, self._device)
         return self._loader(images, batch_sampler=order)
 
     def val_dataloader(self) -> list[Any]:
         """One loader per entry of `eval_roles`, over this process's share in table order."""
         shares = [evaluation_share(len(images), self.eval_batch_size, *self._place) for images in self.eval_images]
-        if self._eval_pixels:
-            stored = zip(self._eval_pixels, self.eval_images, shares, strict=True)
+        if self._eval_decoded:
+            stored = zip(self._eval_decoded, self.eval_images, shares, strict=True)
             return [StoredBatches(kept, each.labels, size, self._device, rows) for kept, each, (rows, size) in stored]
         pairs = zip(self.eval_images, shares, strict=True)
         return [self._loader(images, rows, batch_size=size) for images, (rows, size) in pairs]
@@ -264,7 +264,7 @@ class ImageDataModule(pl.LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _loader(self, images: ImageDataset, rows: range | None = None, **batches: Any) -> DataLoader:
-        mapped = images.pixels is not None and self.num_workers > 0
+        mapped = images.decoded is not None and self.num_workers > 0
         share: Dataset = images if rows is None or len(rows) == len(images) else Subset(images, rows)
         return DataLoader(
             share,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from proxy_anchor.data.augment import RandomCrops, recolor
-from proxy_anchor.data.images import Pixels
+from proxy_anchor.data.images import DecodedImages
 from proxy_anchor.data.sampling import ShuffledBatches
 from proxy_anchor.utils import have_triton
 
@@ -59,9 +59,9 @@ class CroppedBatches:
     """
 
     def __init__(
-        self, pixels: Pixels, labels: Tensor, crops: RandomCrops, order: ShuffledBatches, device: torch.device
+        self, pixels: DecodedImages, labels: Tensor, crops: RandomCrops, order: ShuffledBatches, device: torch.device
     ) -> None:
-        self.pixels, self.crops, self.batch_sampler, self.device = pixels, crops, order, device
+        self.decoded, self.crops, self.batch_sampler, self.device = pixels, crops, order, device
         self.labels = labels.to(device)
         self.num_images = len(pixels)
         self._heights, self._widths = pixels.sizes.numpy().T
@@ -72,7 +72,7 @@ class CroppedBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         # The labels' device has an index, which torch.device("cuda") lacks.
-        make = self._on_device if self.pixels.values.device == self.labels.device else self._from_host
+        make = self._on_device if self.decoded.values.device == self.labels.device else self._from_host
         yield from make()
 
     def _windows(self, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +103,7 @@ class CroppedBatches:
             rows, windows = self._windows(items)
             # One small copy per step, queued behind the work of the step before: nothing waits.
             table = self._send(np.concatenate([windows, rows[:, None], self._colors(items)], axis=1))
-            yield self._make(self.pixels.values, table)
+            yield self._make(self.decoded.values, table)
 
     def _send(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -126,7 +126,7 @@ class CroppedBatches:
         lengths = 3 * heights * widths
         starts = lengths.cumsum() - lengths
         packed = torch.empty(int(lengths.sum()), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        flat, source = packed.numpy(), self.pixels.values.numpy()
+        flat, source = packed.numpy(), self.decoded.values.numpy()
         for (first, stride, height, width, _), start in zip(windows, starts, strict=True):
             window = np.lib.stride_tricks.as_strided(source[first:], (height, 3 * width), (3 * stride, 1))
             flat[start : start + 3 * height * width].reshape(height, 3 * width)[:] = window
@@ -145,7 +145,7 @@ class StoredBatches:
     """
 
     def __init__(
-        self, pixels: Pixels, labels: Tensor, batch_size: int, device: torch.device, rows: range | None = None
+        self, pixels: DecodedImages, labels: Tensor, batch_size: int, device: torch.device, rows: range | None = None
     ) -> None:
         height, width = pixels.sizes[0].tolist()
         self.images = pixels.values.view(-1, height, width, 3).permute(0, 3, 1, 2)  # channels-last

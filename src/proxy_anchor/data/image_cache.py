@@ -26,7 +26,7 @@ from torchvision.transforms.v2 import functional as F
 from tqdm import tqdm
 
 from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.images import Pixels, open_image, read_rgb
+from proxy_anchor.data.images import DecodedImages, open_image, read_rgb
 from proxy_anchor.data.table import ImageTable, shorten
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 
@@ -130,9 +130,9 @@ def decode_into(values: Tensor, table: ImageTable, form: Form, num_workers: int)
 
 def decode_to_device(
     table: ImageTable, form: Form, sizes: Tensor, device: torch.device, num_workers: int, rank: int, world_size: int
-) -> Pixels:
+) -> DecodedImages:
     """The pixels of a table on this process's device; each process decodes a share and all receive all of them."""
-    pixels = Pixels(torch.empty(3 * int(sizes.prod(1).sum()), dtype=torch.uint8, device=device), sizes)
+    pixels = DecodedImages(torch.empty(3 * int(sizes.prod(1).sum()), dtype=torch.uint8, device=device), sizes)
     bounds = [len(table) * part // world_size for part in range(world_size + 1)]
     ends = [*pixels.offsets.tolist(), len(pixels.values)]
     shares = [pixels.values[ends[first] : ends[last]] for first, last in pairwise(bounds)]
@@ -145,7 +145,9 @@ def decode_to_device(
     return pixels
 
 
-def decode_to_file(table: ImageTable, form: Form, folder: Path, num_workers: int, *, name: str) -> tuple[Pixels, Path]:
+def decode_to_file(
+    table: ImageTable, form: Form, folder: Path, num_workers: int, *, name: str
+) -> tuple[DecodedImages, Path]:
     """The pixels of a table in a file of `folder`, mapped into memory, and that file.
 
     A file that was made of the same images (paths, sizes, modification times) in the same form is used again; one that
@@ -171,7 +173,7 @@ def decode_to_file(table: ImageTable, form: Form, folder: Path, num_workers: int
     return pixels, target
 
 
-def _build(target: Path, table: ImageTable, form: Form, num_workers: int) -> Pixels:
+def _build(target: Path, table: ImageTable, form: Form, num_workers: int) -> DecodedImages:
     sizes = kept_sizes(table, form, num_workers)
     num_values = 3 * int(sizes.prod(1).sum())
     needed = num_values + 16 * len(table)
@@ -186,10 +188,10 @@ def _build(target: Path, table: ImageTable, form: Form, num_workers: int) -> Pix
         partial_file.rename(target)
     finally:
         partial_file.unlink(missing_ok=True)
-    return Pixels(values[:num_values], sizes)
+    return DecodedImages(values[:num_values], sizes)
 
 
-def _open(file: Path, num_images: int) -> Pixels | None:
+def _open(file: Path, num_images: int) -> DecodedImages | None:
     """The pixels in a whole file; None if there is none."""
     if not file.is_file():
         return None
@@ -199,7 +201,7 @@ def _open(file: Path, num_images: int) -> Pixels | None:
     values = torch.from_file(str(file), shared=True, size=total, dtype=torch.uint8)
     start = total - 16 * num_images
     sizes = torch.from_numpy(values[start:].numpy().copy().view(np.int64).reshape(-1, 2))
-    return Pixels(values[:start], sizes) if 3 * int(sizes.prod(1).sum()) == start else None
+    return DecodedImages(values[:start], sizes) if 3 * int(sizes.prod(1).sum()) == start else None
 
 
 def _fingerprints(table: ImageTable, form: Form) -> tuple[str, str]:

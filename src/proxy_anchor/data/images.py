@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from proxy_anchor.data.table import ImageTable, natural_key
 from proxy_anchor.errors import UnreadableImage, UsageError
-from proxy_anchor.utils import own_cores
+from proxy_anchor.utils import available_cpus
 
 # What Pillow raises for a damaged or hostile file; MemoryError and NotImplementedError come out of damaged headers.
 UNREADABLE = (OSError, SyntaxError, ValueError, MemoryError, NotImplementedError, Image.DecompressionBombError)
@@ -97,7 +97,7 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 
 def default_num_workers() -> int:
     """This process's share of the cores, at most 16."""
-    return min(16, own_cores())
+    return min(16, available_cpus())
 
 
 class ImageDataset(Dataset):
@@ -108,8 +108,8 @@ class ImageDataset(Dataset):
     pixels: the images decoded before, in host memory; None reads the files.
     """
 
-    def __init__(self, table: ImageTable, crops: Crops, pixels: Pixels | None = None) -> None:
-        self.table, self.crops, self.pixels = table, crops, pixels
+    def __init__(self, table: ImageTable, crops: Crops, pixels: DecodedImages | None = None) -> None:
+        self.table, self.crops, self.decoded = table, crops, pixels
         self.labels = torch.from_numpy(table.labels)
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class ImageDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
         epoch, row = divmod(index, len(self.table))
-        image = read_rgb(self.table.paths[row]) if self.pixels is None else self.pixels.image(row)
+        image = read_rgb(self.table.paths[row]) if self.decoded is None else self.decoded.image(row)
         return self.crops(image, epoch, row), self.labels[row], row
 
 
@@ -253,7 +253,7 @@ def collate_readable(batch: Sequence[Prepared]) -> tuple[list[int], Tensor, list
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
+class DecodedImages:
     """N images behind one another, each as (height, width, 3) uint8, RGB.
 
     values: flat uint8, on any device, possibly a mapped file. sizes: (N, 2) int64 on the CPU, heights and widths.

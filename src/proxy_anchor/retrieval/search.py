@@ -188,7 +188,7 @@ def nearest(queries: Tensor, gallery: Tensor, k: int, engine: str, *, exclude_se
             similarities, indices = run(queries, gallery, k + exclude_self)
             if exclude_self:
                 similarities, indices = _drop_self(similarities, indices)
-        return _order_ties(similarities, indices)
+        return order_ties(similarities, indices)
 
 
 def _search_torch(queries: Tensor, gallery: Tensor, k: int, exclude_self: bool) -> tuple[Tensor, Tensor]:
@@ -248,7 +248,7 @@ def _drop_self(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return similarities[~drop].view(queries, listed - 1), indices[~drop].view(queries, listed - 1)
 
 
-def _order_ties(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+def order_ties(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Sort hits of equal similarity by index; only rows that have such hits are touched."""
     tied = (similarities[:, 1:] == similarities[:, :-1]).any(1).nonzero().squeeze(1)
     if len(tied):

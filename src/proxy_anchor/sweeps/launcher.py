@@ -22,7 +22,7 @@ from typing import Any
 
 from proxy_anchor.errors import STOPPED, UsageError, check_int
 from proxy_anchor.reports.tables import format_table
-from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, NOTICES, read_result, write_text
+from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, STOP_SIGNALS, read_result, write_text
 
 SWEEP_JOB = "PROXY_ANCHOR_SWEEP_JOB"  # set where a job's command was started by a launcher
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where a rank leaves an error that a user can repair; torch names the file
@@ -62,7 +62,7 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    passed_on = [*NOTICES, signal.SIGINT]
+    passed_on = [*STOP_SIGNALS, signal.SIGINT]
     before = os.environ.copy()
     handlers = {number: signal.getsignal(number) for number in passed_on}  # torch does not give them back
     with TemporaryDirectory() as folder:
