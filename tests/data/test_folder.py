@@ -411,7 +411,7 @@ def test_a_list_of_test_images_alone(images):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", "is empty; the first line must read path,label"),
+        (b"", "is not a well-formed CSV file (No columns"),
         (b"path,label\n", "lists no images"),
         (b"path,label\n,\n\n", "lists no images"),
         (b"path,label\nred0.jpg,\xe9t\xe9\n", "cannot be read as UTF-8"),

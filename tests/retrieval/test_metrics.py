@@ -20,7 +20,8 @@ from torchmetrics import MetricCollection
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import metrics as module
 from proxy_anchor.retrieval import search as search_module
-from proxy_anchor.retrieval.metrics import RecallAtK, num_positives, num_queries_without_positive, recall_at_k
+from proxy_anchor.retrieval.metrics import num_positives, num_queries_without_positive, recall_at_k
+from proxy_anchor.retrieval.recall_at_k import RecallAtK
 
 AVAILABLE = ["torch"]
 AVAILABLE += ["faiss_cpu"] if search_module.has_faiss() else []
@@ -481,7 +482,7 @@ class TestRecallAtKClass:
 import sys, numpy as np, torch, torch.distributed as dist
 from torch.utils.data import DistributedSampler
 from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval.metrics import RecallAtK
+from proxy_anchor.retrieval.recall_at_k import RecallAtK
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://{tmp_path}/meet", rank=rank, world_size=2)
 data = np.load("{tmp_path}/data.npz")

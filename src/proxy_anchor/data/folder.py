@@ -130,27 +130,17 @@ def _read_list(file: Path) -> pd.DataFrame:
     """The cells of a list as stripped strings, by column and line number, without empty lines."""
     try:
         # Blank lines are kept until each row has its line number. utf-8-sig: spreadsheets write a byte-order mark.
-        cells = pd.read_csv(
-            file,
-            header=None,
-            dtype=str,
-            keep_default_na=False,
-            skipinitialspace=True,
-            skip_blank_lines=False,
-            encoding="utf-8-sig",
-        )
+        cells = pd.read_csv(file, header=None, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"dataset.csv={file}: no such file.") from None
-    except pd.errors.EmptyDataError:
-        raise UsageError(f"{file} is empty; the first line must read {_HEADER}.") from None
-    except pd.errors.ParserError as error:
+    except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise UsageError(
             f"{file} is not a well-formed CSV file ({' '.join(str(error).split())}): look for a quote that is not closed, "
             "or a value with a comma that is not in double quotes."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"dataset.csv={file} cannot be read as UTF-8 ({error}).") from error
-    cells = cells.fillna("").apply(lambda column: column.str.strip())
+    cells = cells.apply(lambda column: column.str.strip())
     cells.index += 1
     cells.columns = [name.lower() for name in cells.iloc[0]]
     _check_columns(list(cells.columns), file)

@@ -217,10 +217,10 @@ def _encode(rows: Tensor, ranking: Tensor, largest: Tensor, k1: int) -> Tensor:
 def _average(encoding: Tensor, nearest_rows: Tensor) -> Tensor:
     """Sparse (N, N): mean encoding of each row's first k2 neighbours, itself included. Eq. 11."""
     n, k2 = nearest_rows.shape
-    own = torch.arange(n, device=nearest_rows.device).repeat_interleave(k2)
-    chosen = torch.stack([own, nearest_rows.flatten()])
-    weights = encoding.values().new_full((n * k2,), 1 / k2)
-    return torch.sparse.mm(torch.sparse_coo_tensor(chosen, weights, (n, n)), encoding).coalesce()
+    chosen = encoding.index_select(0, nearest_rows.flatten()).coalesce()
+    rows, columns = chosen.indices()
+    places = torch.stack([rows // k2, columns])
+    return torch.sparse_coo_tensor(places, chosen.values() / k2, (n, n), check_invariants=False).coalesce()
 
 
 def _row_starts(matrix: Tensor) -> list[int]:
