@@ -219,7 +219,7 @@ def test_an_error_without_a_message_is_still_one_line(tmp_path, monkeypatch):
     file = tmp_path / "odd.jpg"
     file.write_bytes(b"x")
 
-    def fail(path):
+    def fail(path, **named):
         raise OSError
 
     monkeypatch.setattr(Image, "open", fail)

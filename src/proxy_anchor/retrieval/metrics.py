@@ -362,6 +362,7 @@ def _margin(problem: _Problem) -> float:
 
 
 def as_ks(k: int | Iterable[int]) -> tuple[int, ...]:
+    """Convert to distinct Ks, each at least 1, or raise UsageError."""
     try:
         ks = [k] if not isinstance(k, Iterable) else list(k)
         if any(isinstance(each, bool) for each in ks):

@@ -1,10 +1,10 @@
 """Cars-196 (Krause et al. 2013), class-disjoint: classes 1-98 train, 99-196 are searched.
 
-Public copies come in two layouts, and their file numbers must never be joined across (both start at 00001):
+Public copies have two layouts, whose file numbers both start at 00001 and must not be mixed:
 - joint: `cars_annos.mat` lists `car_ims/000001.jpg` ... for all 16,185 images;
 - two folders: `devkit/cars_train_annos.mat` numbers `cars_train/00001.jpg` ..., and
-  `devkit/cars_test_annos_withlabels.mat` numbers `cars_test/00001.jpg` ... anew.
-The image split behind those two folders shares its classes and has no part in the protocol: both are pooled.
+  `devkit/cars_test_annos_withlabels.mat` numbers `cars_test/00001.jpg` ... from 1 again.
+The two folders are an image split over the same classes, which the protocol does not use: both are pooled.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PARTS = {
 
 
 def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
-    """Cars-196 below `root`, in either layout.
+    """Load Cars-196 from `root`, in either layout.
 
-    allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    allow_partial: accept fewer images or classes than the protocol; results are then not comparable.
     verify_files: False also lists images that are missing or empty, for src/check.py.
-    Raises UsageError when nothing is there, annotations carry no classes, files are missing, or counts differ.
+    Raises UsageError when annotations are missing or have no classes, files are missing, or counts differ.
     """
     root = require_folder(root, "Cars-196")
     rows, note = _joint(root) or _two_folders(root)
@@ -55,7 +55,7 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
 
     try:
         annotations = loadmat(file, squeeze_me=True)["annotations"]
-    except Exception as error:  # scipy raises whatever the broken bytes provoke
+    except Exception as error:  # scipy raises many types for damaged files
         raise UsageError(f"{file} cannot be read as a Cars-196 annotation file ({error}): fetch it again.") from error
     fields = annotations.dtype.names or ()
     if "class" not in fields:
@@ -70,14 +70,14 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
 
 
 def _class_names(root: Path) -> dict[int, str]:
-    """{1: "1 AM General Hummer SUV 2000", ...} where one of the set's files has them; numbers do as well."""
+    """{1: "1 AM General Hummer SUV 2000", ...}, or {} if no file has the names."""
     from scipy.io import loadmat
 
     for name in ("cars_meta.mat", "cars_annos.mat"):
         file = find_below(root, name)
         try:
             names: Any = [] if file is None else np.atleast_1d(loadmat(file, squeeze_me=True)["class_names"])
-        except Exception:  # not there, or whatever the broken bytes provoke
+        except Exception:  # no names, or a damaged file
             continue
         if len(names) == _CLASSES:
             return {number: f"{number} {each}" for number, each in enumerate(names, start=1)}

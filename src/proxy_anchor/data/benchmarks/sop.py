@@ -11,9 +11,11 @@ EXPECTED = ExpectedCounts(train_classes=11318, train=59551, test_classes=11316, 
 
 
 def load_sop(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
-    """SOP below `root`: both lists and the twelve `*_final` folders, as in Stanford_Online_Products.zip.
+    """Load SOP from `root`.
 
-    allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    Expects both lists and the twelve `*_final` folders, as in Stanford_Online_Products.zip.
+
+    allow_partial: accept fewer images or classes than the protocol; results are then not comparable.
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
