@@ -160,7 +160,7 @@ def test_without_network_the_file_wanted_is_named(
 
     monkeypatch.setattr(timm, "create_model", fail)
     with pytest.raises(
-        UsageError, match=rf"weights of {name} cannot be had from {source}.*backbone\.weights=FILE"
+        UsageError, match=rf"weights of {name} cannot be loaded from {source}.*backbone\.weights=FILE"
     ) as caught:
         create_pretrained(name, None, num_classes=0)
     assert "\n" not in str(caught.value)

@@ -264,7 +264,7 @@ def supcon(num_classes: int, embedding_dim: int, temperature: float = 0.1) -> PM
 
 
 def _as_proxies(weights: Tensor) -> None:
-    """Initialise (D, C) weights as `proxy_anchor.make_proxies` does."""
+    """Initialise (D, C) weights as `ProxyLoss` does."""
     nn.init.kaiming_normal_(weights.t(), mode="fan_out")
 
 

@@ -1,10 +1,10 @@
 """GoogLeNet, Szegedy et al., CVPR 2015: torchvision's network and weights, registered with timm.
 
-torchvision's own constructor switches `transform_input` on when it loads weights: a re-normalisation of the input inside
-the network, from ImageNet's mean and std to (x - 0.5) / 0.5, which is what these weights, ported from TensorFlow, were
-trained with. Here the switch is always off and `pretrained_cfg` says mean = std = 0.5: the same numbers reach the first
-convolution, and nothing is hidden. (The authors' released code feeds ImageNet's mean and std with the switch off, that is,
-input that these weights were not trained with.) There are no auxiliary classifiers.
+torchvision's constructor sets `transform_input` when it loads weights: the network then converts its input from ImageNet's
+mean and std to (x - 0.5) / 0.5, with which these weights, ported from TensorFlow, were trained. Here the option is off and
+`pretrained_cfg` has mean = std = 0.5, so the input of the first convolution is the same. (The authors' released code uses
+ImageNet's mean and std with the option off, that is, input that these weights were not trained with.) There are no
+auxiliary classifiers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRUNK = (
 class GoogLeNet(nn.Module):
     """Images (B, 3, H, W), RGB, normalised with mean and std 0.5, to logits (B, num_classes).
 
-    With `num_classes=0` there is no classifier, and with `global_pool=""` as well the result is the feature map
+    With `num_classes=0` there is no classifier; with `global_pool=""` as well the result is the feature map
     (B, 1024, H / 32, W / 32).
     """
 
@@ -52,12 +52,12 @@ class GoogLeNet(nn.Module):
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The feature map pooled and, unless `pre_logits`, classified."""
+        """Pool the feature map and, unless `pre_logits`, classify it."""
         x = self.head_drop(self.global_pool(x))
         return x if pre_logits else self.fc(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) to logits, or to what `num_classes=0` and `global_pool=""` leave."""
+        """(B, 3, H, W) to logits, pooled features or the feature map."""
         return self.forward_head(self.forward_features(x))
 
     def get_classifier(self) -> nn.Module:
@@ -65,7 +65,7 @@ class GoogLeNet(nn.Module):
         return self.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace pooling and classifier; None keeps the kind of pooling, 0 classes is no classifier."""
+        """Replace pooling (None keeps its type) and classifier (0 removes it)."""
         if global_pool is None:
             global_pool = self.global_pool.pool_type
         self.num_classes = num_classes
@@ -74,7 +74,7 @@ class GoogLeNet(nn.Module):
 
 
 def checkpoint_filter_fn(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """torchvision's file without its auxiliary classifiers (which torchvision says were never trained)."""
+    """Remove the auxiliary classifiers, which torchvision documents as untrained."""
     return {name: value for name, value in state.items() if not name.startswith(("aux1.", "aux2."))}
 
 

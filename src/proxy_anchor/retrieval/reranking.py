@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from scipy.sparse import csc_matrix, csr_matrix
 from torch import Tensor
 
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
@@ -134,17 +135,17 @@ def k_reciprocal(
         ranking = _neighbours(rows, min(k1 + 1, len(rows)))
         largest = _largest_distance(rows)
         encoding = _encode(rows, ranking, largest, k1)
-        if k2 > 1:
-            encoding = _average(encoding, ranking[:, : min(k2, ranking.shape[1])])
-        columns = encoding.t().coalesce()
-        starts, column_starts = _row_starts(encoding), torch.tensor(_row_starts(columns), device=rows.device)
+        if k2 > 1:  # Eq. 11: the mean encoding of the first k2 neighbours, itself included
+            near = ranking[:, :k2].cpu().numpy()
+            starts = np.arange(0, near.size + 1, near.shape[1])
+            weights = np.full(near.size, 1 / near.shape[1], dtype=np.float32)
+            encoding = csr_matrix((weights, near.ravel(), starts), shape=encoding.shape) @ encoding
+        columns = encoding.tocsc()
         distances = rows.new_empty(len(queries), k)
         indices = torch.empty(len(queries), k, dtype=torch.int64, device=rows.device)
         for chunk in row_chunks(len(queries), 4 * num_found):
-            queries_here = range(chunk.start, chunk.stop)
-            shared = torch.stack(
-                [_shared_weight(encoding, starts, columns, column_starts, query)[offset:] for query in queries_here]
-            )
+            found_here = [_shared_weight(encoding, columns, query)[offset:] for query in range(chunk.start, chunk.stop)]
+            shared = torch.from_numpy(np.stack(found_here)).to(rows)
             first = (2 - 2 * rows[chunk] @ rows[offset:].T) / largest[chunk, None]
             total = (1 - weight) * (1 - shared / (2 - shared)) + weight * first
             if gallery is None:
@@ -180,7 +181,7 @@ def _reciprocal(ranking: Tensor, k: int) -> Tensor:
     return torch.cat(parts)
 
 
-def _encode(rows: Tensor, ranking: Tensor, largest: Tensor, k1: int) -> Tensor:
+def _encode(rows: Tensor, ranking: Tensor, largest: Tensor, k1: int) -> csr_matrix:
     """Sparse (N, N): weights of each row's extended reciprocal neighbours. Eq. 5 and 7.
 
     The weights are exp(-distance), scaled so that each row sums to 1.
@@ -211,32 +212,12 @@ def _encode(rows: Tensor, ranking: Tensor, largest: Tensor, k1: int) -> Tensor:
     )
     values = torch.exp(-distance)
     total = values.new_zeros(n).index_add_(0, pairs[0], values)
-    return torch.sparse_coo_tensor(pairs, values / total[pairs[0]], (n, n), check_invariants=False).coalesce()
+    return csr_matrix(((values / total[pairs[0]]).cpu().numpy(), pairs.cpu().numpy()), shape=(n, n))
 
 
-def _average(encoding: Tensor, nearest_rows: Tensor) -> Tensor:
-    """Sparse (N, N): mean encoding of each row's first k2 neighbours, itself included. Eq. 11."""
-    n, k2 = nearest_rows.shape
-    chosen = encoding.index_select(0, nearest_rows.flatten()).coalesce()
-    rows, columns = chosen.indices()
-    places = torch.stack([rows // k2, columns])
-    return torch.sparse_coo_tensor(places, chosen.values() / k2, (n, n), check_invariants=False).coalesce()
-
-
-def _row_starts(matrix: Tensor) -> list[int]:
-    """(N + 1) positions at which the entries of each row of a coalesced sparse (N, N) matrix start."""
-    counts = torch.bincount(matrix.indices()[0], minlength=len(matrix))
-    return [0, *counts.cumsum(0).tolist()]
-
-
-def _shared_weight(encoding: Tensor, starts: list[int], columns: Tensor, column_starts: Tensor, query: int) -> Tensor:
+def _shared_weight(encoding: csr_matrix, columns: csc_matrix, query: int) -> np.ndarray:
     """(N,) sums of the smaller of two weights, of one query and each image: the intersection of Eq. 10."""
-    own = slice(starts[query], starts[query + 1])
-    neighbours, weights = encoding.indices()[1, own], encoding.values()[own]
-    first = column_starts[neighbours]
-    counts = column_starts[neighbours + 1] - first  # images that share this neighbour
-    owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-    within = torch.arange(len(owner), device=counts.device) - (counts.cumsum(0) - counts)[owner]
-    entries = first[owner] + within
-    smaller = torch.minimum(weights[owner], columns.values()[entries])
-    return weights.new_zeros(len(encoding)).index_add_(0, columns.indices()[1, entries], smaller)
+    own = encoding[query]
+    others = columns[:, own.indices]  # the images that share a neighbour with the query
+    smaller = np.minimum(others.data, np.repeat(own.data, np.diff(others.indptr)))
+    return np.bincount(others.indices, smaller, minlength=encoding.shape[0])
