@@ -28,14 +28,14 @@ _TO_YUV = np.stack([_LUMA, 0.492 * (np.eye(3)[2] - _LUMA), 0.877 * (np.eye(3)[0]
 class RandomColors:
     """Random colours, with the ranges of torchvision's ColorJitter and RandomGrayscale.
 
-    brightness, contrast, saturation: x draws a factor from [max(0, 1 - x), 1 + x]. Brightness scales the pixels, contrast
-    their distance from mid-grey (127.5), saturation their distance from their luma. hue: h, at most 0.5, rotates the
-    chroma plane of YIQ by [-h, h] full turns and keeps luma. grayscale: probability of an image without chroma. seed: of
-    all draws.
+    brightness, contrast, saturation: x draws a factor from [max(0, 1 - x), 1 + x]. Brightness scales the pixels,
+    contrast their distance from mid-grey (127.5), saturation their distance from their luma. hue: h, at most 0.5,
+    rotates the chroma plane of YIQ by [-h, h] full turns and keeps luma. grayscale: probability of an image without
+    chroma. seed: of all draws.
 
-    Applied in this order as one affine map and clamped once at the end. torchvision shuffles the order, clamps after each
-    step, rotates hue in HSV and uses the image's mean luma for contrast. These steps are not linear in the pixels, so
-    each would need its own pass over the batch.
+    Applied in this order as one affine map and clamped once at the end. torchvision shuffles the order, clamps after
+    each step, rotates hue in HSV and uses the image's mean luma for contrast. These steps are not linear in the
+    pixels, so each would need its own pass over the batch.
 
     Raises UsageError for a value out of range.
     """
@@ -142,8 +142,8 @@ class RandomCrops:
     def boxes(self, epoch: int, rows: np.ndarray, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
         """(B, 5) int64 boxes: top, left, height, width, mirrored (0 or 1).
 
-        rows, heights, widths: (B,) integers, the images of the batch and their sizes. A box depends only on the epoch and
-        its own image.
+        rows, heights, widths: (B,) integers, the images of the batch and their sizes. A box depends only on the epoch
+        and its own image.
         """
         numbers = uniform(mix(self.seed, epoch), rows, _NUMBERS)
         heights, widths = heights.astype(np.int64), widths.astype(np.int64)

@@ -39,9 +39,9 @@ class ImageDataModule(pl.LightningDataModule):
     """Loaders over the splits of a data set.
 
     Batches are (images uint8 (B, 3, crop, crop), labels (B,), dataset indices (B,)). Training batches are shuffled and
-    the last incomplete one is dropped; evaluation keeps the order and all images. Order and crops do not depend on where
-    and by how many processes images are decoded. With several devices each one takes a part of every training batch and
-    a share of the evaluated images, without duplicates.
+    the last incomplete one is dropped; evaluation keeps the order and all images. Order and crops do not depend on
+    where and by how many processes images are decoded. With several devices each one takes a part of every training
+    batch and a share of the evaluated images, without duplicates.
 
     Args:
         splits: what to train on and what to search.
@@ -52,13 +52,13 @@ class ImageDataModule(pl.LightningDataModule):
         num_workers: decoding processes; None: the available CPUs, at most 16.
         crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
         brightness, contrast, saturation, hue, grayscale: of training images, see `RandomColors`.
-        crop_on: where training images are cropped. "cpu": in the worker processes, image by image (the reference). "gpu":
-            on the GPU, from images that the worker processes decode once, before training. "auto": on the GPU if there is
-            one and the decoded images fit into half of its free memory, or of the host's. Worker processes decode with
-            Pillow in every case.
-        cache: where decoded images are stored: "gpu", "ram" (shared by all processes until the run ends), "disk" (a file
-            in `cache_dir`, reused by later runs), "none" (decoded in every epoch) or "auto" (with crop_on "gpu" the first
-            of gpu and ram that fits, otherwise none).
+        crop_on: where training images are cropped. "cpu": in the worker processes, image by image (the reference).
+            "gpu": on the GPU, from images that the worker processes decode once, before training. "auto": on the GPU
+            if there is one and the decoded images fit into half of its free memory, or of the host's. Worker
+            processes decode with Pillow in every case.
+        cache: where decoded images are stored: "gpu", "ram" (shared by all processes until the run ends), "disk" (a
+            file in `cache_dir`, reused by later runs), "none" (decoded in every epoch) or "auto" (with crop_on "gpu"
+            the first of gpu and ram that fits, otherwise none).
         cache_side: largest shorter side of cached training images; None stores them unchanged.
         cache_dir: folder of cache "disk".
         on_bad_image: "raise", or "skip" if the splits are from `drop_bad_images`; selects the repair in error messages.
@@ -136,7 +136,8 @@ class ImageDataModule(pl.LightningDataModule):
         lines = [self.splits.describe()]
         if isinstance(self.order, PKBatches):
             lines.append(
-                f"batches: {self.order.num_groups} classes x {self.images_per_class} images, for positives in every batch "
+                f"batches: {self.order.num_groups} classes x {self.images_per_class} images, for positives in "
+                "every batch "
                 f"(data.images_per_class); the first epoch holds {100 * share_seen(self.order, 0):.1f} % of the images"
             )
         return "\n".join(lines)
@@ -155,8 +156,9 @@ class ImageDataModule(pl.LightningDataModule):
         places = {"gpu": "on the GPU", "ram": "in memory", "disk": f"in {self._cache_dir}"}
         cropped = "on the GPU" if self.loading["crop_on"] == "gpu" else f"by {self.num_workers} worker processes"
         return (
-            f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB {places[self.loading['cache']]}, cropped {cropped} "
-            f"(data.crop_on={self.loading['crop_on']} data.cache={self.loading['cache']}; {self.loading['seconds']:.1f} s)"
+            f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB {places[self.loading['cache']]}, cropped "
+            f"{cropped} (data.crop_on={self.loading['crop_on']} data.cache={self.loading['cache']}; "
+            f"{self.loading['seconds']:.1f} s)"
         )
 
     def setup(self, stage: str) -> None:
@@ -209,8 +211,8 @@ class ImageDataModule(pl.LightningDataModule):
         if choice[0] == "cpu" and crop_on == "gpu":
             free = "; ".join(f"{place} {amount / 1e9:.0f} GB free" for place, amount in room.items())
             raise UsageError(
-                f"data.crop_on=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free ({free}): "
-                "set data.cache_side to shrink them, data.cache=disk, or data.crop_on=cpu."
+                f"data.crop_on=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free "
+                f"({free}): set data.cache_side to shrink them, data.cache=disk, or data.crop_on=cpu."
             )
         return choice
 

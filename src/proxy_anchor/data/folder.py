@@ -135,8 +135,8 @@ def _read_list(file: Path) -> pd.DataFrame:
         raise UsageError(f"dataset.csv={file}: no such file.") from None
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise UsageError(
-            f"{file} is not a well-formed CSV file ({' '.join(str(error).split())}): look for a quote that is not closed, "
-            "or a value with a comma that is not in double quotes."
+            f"{file} is not a well-formed CSV file ({' '.join(str(error).split())}): look for a quote that is not "
+            "closed, or a value with a comma that is not in double quotes."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"dataset.csv={file} cannot be read as UTF-8 ({error}).") from error
@@ -185,7 +185,8 @@ def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name:
     if len(classes) < 4:
         hint = f" If {classes[0]} itself holds the class folders, pass that folder." if len(classes) == 1 else ""
         raise UsageError(
-            f"{name} has {len(classes)} classes; a class-disjoint split needs at least 4 (2 to train, 2 to search).{hint}"
+            f"{name} has {len(classes)} classes; a class-disjoint split needs at least 4 (2 to train, 2 to "
+            f"search).{hint}"
         )
     random.Random(split_seed).shuffle(classes)
     num_test = min(max(2, round(len(classes) * test_fraction)), len(classes) - 2)

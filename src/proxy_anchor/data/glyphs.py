@@ -29,8 +29,8 @@ FACES = tuple(
     for style in ("", "-Bold", f"-{slanted}", f"-Bold{slanted}")
 )
 
-# Characters that all 12 faces have and of which no two look alike in any face, at any size and rotation of the pose range
-# (Latin A, Greek Alpha and Cyrillic A are one shape: only the first is here). Made by `choose_characters` in
+# Characters that all 12 faces have and of which no two look alike in any face, at any size and rotation of the pose
+# range (Latin A, Greek Alpha and Cyrillic A are one shape: only the first is here). Made by `choose_characters` in
 # tests/data/test_glyphs.py, where a test measures all pairs.
 CHARACTERS = (
     "012345679ACEFGHKLPRTUVWXYZbdefkmnqrtÆÞþħŁłŊŒŦƁƆƈƋƒƔƕƛƜƝƣƦƩƪƫƮƴƶƸƺƾǂǶȤȴȵȶȸȹȻȽȾȿɀɁɃɄɍɖɚɠɬɮɲɴɸɹɺɻɾʁʆʇʍʎʐʑʞʢʤʦʧʩʫʭʮ"
@@ -64,8 +64,8 @@ def load_glyphs(
 
     Drawing takes seconds, on first use. The splits are class-disjoint, without gallery.
     seed: of the characters of each split and of all poses; the pixels of an image depend on nothing else.
-    images_per_class: at least 2. image_size: side in pixels, at least 24. verify_files: has no effect; other loaders have
-    it too.
+    images_per_class: at least 2. image_size: side in pixels, at least 24. verify_files: has no effect; other loaders
+    have it too.
     Raises UsageError for a number out of range, too many classes, a missing font, or a `root` that cannot be written.
     """
     check_int("seed", seed, 0)
@@ -176,8 +176,8 @@ def _font(face: str) -> ImageFont.FreeTypeFont:
 def _draw_missing(files: dict[Path, tuple[str, int]], *, seed: int, image_size: int) -> None:
     """Draw images, {path: (character, index)}, in this process: about 0.6 ms each.
 
-    Each file is written under a temporary name and renamed. An interrupted run is continued, and two processes that draw
-    at once write the same bytes.
+    Each file is written under a temporary name and renamed. An interrupted run is continued, and two processes that
+    draw at once write the same bytes.
     """
     for face in FACES:
         _font(face)  # a missing font is reported before anything is written

@@ -29,8 +29,8 @@ def resample(values: Tensor, windows: Tensor, side: int) -> Tensor:
     """Resize windows of images to uint8 (B, 3, side, side), channels-last.
 
     Bilinear with antialiasing, as in Pillow. On a GPU one Triton kernel reads the windows in place, without padding or
-    copies; elsewhere torchvision resizes image by image. Both round once, Pillow after each of its two passes, so values
-    differ from Pillow's by at most 1 of 255.
+    copies; elsewhere torchvision resizes image by image. Both round once, Pillow after each of its two passes, so
+    values differ from Pillow's by at most 1 of 255.
 
     values: flat uint8, images as rows of (width, 3). windows: (B, 5) int64 on the same device: start of the window in
     `values`, width of its image, height and width of the window, and whether it is mirrored.

@@ -164,8 +164,8 @@ def decode_to_file(
                 decoded = _build(target, table, form, num_workers)
     except OSError as error:
         raise UsageError(
-            f"decoded images cannot be kept in {folder} ({error.strerror or error}): set data.cache_dir to a folder that is "
-            "writable and has room, data.cache_side to shrink them, or data.cache=none."
+            f"decoded images cannot be kept in {folder} ({error.strerror or error}): set data.cache_dir to a "
+            "folder that is writable and has room, data.cache_side to shrink them, or data.cache=none."
         ) from error
     return decoded, target
 

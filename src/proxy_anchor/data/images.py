@@ -260,7 +260,8 @@ def collate_readable(batch: Sequence[Prepared]) -> tuple[list[int], Tensor, list
 class DecodedImages:
     """N concatenated RGB images, each (height, width, 3) uint8.
 
-    values: flat uint8, on any device, possibly a memory-mapped file. sizes: (N, 2) int64 on the CPU, heights and widths.
+    values: flat uint8, on any device, possibly a memory-mapped file. sizes: (N, 2) int64 on the CPU, heights and
+    widths.
     """
 
     values: Tensor

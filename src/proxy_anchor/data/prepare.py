@@ -47,8 +47,8 @@ def prepare(
 ) -> Splits:
     """Build the data set below `root` from `archives`, unless it is complete.
 
-    archives: local files or http(s) addresses of tar archives (plain, gz, bz2, xz), zip archives, or single lists (.mat,
-        .txt, .csv). All are unpacked into one folder; local files are not changed.
+    archives: local files or http(s) addresses of tar archives (plain, gz, bz2, xz), zip archives, or single lists
+        (.mat, .txt, .csv). All are unpacked into one folder; local files are not changed.
     load: the data set's loader, which counts classes and images.
     verify_checksum: compare archives of an official name with the published MD5.
 
@@ -63,7 +63,8 @@ def prepare(
             splits = load(root)
         except UsageError as error:
             raise UsageError(
-                f"{root} is not empty and is not the whole data set: {error} Move it away, or give another dataset.root."
+                f"{root} is not empty and is not the whole data set: {error} Move it away, or give another "
+                "dataset.root."
             ) from error
         print(f"{root} is already complete: nothing to do.", flush=True)
         return splits

@@ -1,7 +1,7 @@
 """Order of the training images, and random numbers of each image.
 
-Both depend on (seed, epoch, image) alone: not on the number of worker processes or devices. A run that resumes at epoch 7
-has the order and the crops that epoch 7 would have had.
+Both depend on (seed, epoch, image) alone: not on the number of worker processes or devices. A run that resumes at
+epoch 7 has the order and the crops that epoch 7 would have had.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ShuffledBatches(Sampler[list[int]]):
         check_int("data.batch_size", batch_size, 1)
         if batch_size > num_images:
             raise UsageError(
-                f"data.batch_size={batch_size} is larger than the {num_images} training images: no batch would be full. "
-                f"Set data.batch_size={num_images} or less."
+                f"data.batch_size={batch_size} is larger than the {num_images} training images: no batch would be "
+                f"full. Set data.batch_size={num_images} or less."
             )
         check_divisible(batch_size, world_size)
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
@@ -67,12 +67,12 @@ class ShuffledBatches(Sampler[list[int]]):
 class PKBatches(ShuffledBatches):
     """Batches of P classes with K images each; P = batch_size / K.
 
-    For losses that need positives in the batch. An epoch has as many batches as a shuffled pass. Each class's images are
-    shuffled and split into groups of K. Every batch draws P groups of different classes, with a probability proportional
-    to the number of groups that a class has left, so images appear about as often as in a shuffled pass. An incomplete
-    group is filled with images of its class, each repeated as rarely as possible. When fewer than P classes have groups
-    left, the other classes are shuffled and split again. The groups that an epoch leaves out are random, so every image
-    is seen in the long run.
+    For losses that need positives in the batch. An epoch has as many batches as a shuffled pass. Each class's images
+    are shuffled and split into groups of K. Every batch draws P groups of different classes, with a probability
+    proportional to the number of groups that a class has left, so images appear about as often as in a shuffled pass.
+    An incomplete group is filled with images of its class, each repeated as rarely as possible. When fewer than P
+    classes have groups left, the other classes are shuffled and split again. The groups that an epoch leaves out are
+    random, so every image is seen in the long run.
 
     Args:
         labels: (N,) class of each image.
@@ -105,7 +105,8 @@ class PKBatches(ShuffledBatches):
             )
         if self.num_groups < 2:
             raise UsageError(
-                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} is one class per batch, which has "
+                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} is one class per "
+                "batch, which has "
                 f"no negatives: set data.batch_size={2 * math.lcm(images_per_class, world_size)} or more."
             )
         order = np.argsort(labels, kind="stable")
@@ -113,11 +114,13 @@ class PKBatches(ShuffledBatches):
         self.members = [torch.from_numpy(each) for each in np.split(order, np.cumsum(counts)[:-1])]
         if len(counts) < 2:
             raise UsageError(
-                "data.images_per_class: all training images are of one class, which has no negatives; it needs 2 or more."
+                "data.images_per_class: all training images are of one class, which has no negatives; it needs 2 "
+                "or more."
             )
         if len(counts) < self.num_groups:
             raise UsageError(
-                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} takes {self.num_groups} classes "
+                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} takes "
+                f"{self.num_groups} classes "
                 f"and there are {len(counts)}: set data.batch_size={len(counts) * images_per_class} or less."
             )
 
@@ -166,12 +169,14 @@ def check_divisible(batch_size: int, world_size: int) -> None:
 def evaluation_share(num_images: int, batch_size: int, rank: int, world_size: int) -> tuple[range, int]:
     """(images, batch size) that a rank evaluates; each image belongs to one rank.
 
-    Batches are those of a single process, so that embeddings do not depend on the number of ranks. They are smaller only
-    if there are fewer batches than ranks, since each rank needs one. Raises UsageError for fewer images than ranks.
+    Batches are those of a single process, so that embeddings do not depend on the number of ranks. They are smaller
+    only if there are fewer batches than ranks, since each rank needs one. Raises UsageError for fewer images than
+    ranks.
     """
     if num_images < world_size:
         raise UsageError(
-            f"{num_images} images cannot be evaluated on {world_size} devices: set trainer.devices={num_images} or less."
+            f"{num_images} images cannot be evaluated on {world_size} devices: set trainer.devices={num_images} or "
+            "less."
         )
     batch_size = min(batch_size, num_images // world_size)
     batches = -(-num_images // batch_size)

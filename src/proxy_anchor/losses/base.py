@@ -30,7 +30,8 @@ class MetricLoss(nn.Module):
         check_labels: check the range of every batch's labels, which waits for the GPU. A caller that has checked its
             whole label map turns it off.
 
-    Parameters and buffers stay float32 (or float64) under every precision. Raises UsageError for arguments out of range.
+    Parameters and buffers stay float32 (or float64) under every precision. Raises UsageError for arguments out of
+    range.
     """
 
     def __init__(self, num_classes: int, embedding_dim: int, *, check_labels: bool = True) -> None:
@@ -70,8 +71,8 @@ class MetricLoss(nn.Module):
             outside = (labels < 0) | (labels >= self.num_classes)
             if bool(outside.any()):
                 raise UsageError(
-                    f"label {int(labels[outside][0])} is outside [0, {self.num_classes}); number the classes 0 to C - 1 "
-                    "without gaps."
+                    f"label {int(labels[outside][0])} is outside [0, {self.num_classes}); number the classes 0 to "
+                    "C - 1 without gaps."
                 )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -1,7 +1,7 @@
 """Losses of pytorch-metric-learning, with the names and default values of their papers.
 
-Each function is a `_target_` of conf/loss. What a docstring says about the library was found in version 2.9 and is tested
-in tests/losses/test_pml.py. Embeddings have unit length for every loss.
+Each function is a `_target_` of conf/loss. What a docstring says about the library was found in version 2.9 and is
+tested in tests/losses/test_pml.py. Embeddings have unit length for every loss.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ def margin(
 ) -> PMLLoss:
     """Margin loss, Wu et al. 2017: max(0, alpha + d - beta) and max(0, alpha + beta - d).
 
-    beta: initial value of each class's learnable boundary. nu: weight of the penalty on the boundaries. Divided by the number
-    of terms that are not 0. The library's distance-weighted miner scales the weights of a batch together, so an image
-    whose negatives are all much farther than another's may be left out; the authors' code draws its negatives uniformly
-    in that case.
+    beta: initial value of each class's learnable boundary. nu: weight of the penalty on the boundaries. Divided by
+    the number of terms that are not 0. The library's distance-weighted miner scales the weights of a batch together,
+    so an image whose negatives are all much farther than another's may be left out; the authors' code draws its
+    negatives uniformly in that case.
     """
     check_number("loss.alpha", alpha, 0)
     check_number("loss.beta", beta, 0, exclusive=True)
@@ -217,8 +217,8 @@ def center_distances(centers: Tensor, num_centers: int) -> Tensor:
 def arcface(num_classes: int, embedding_dim: int, s: float = 64.0, m: float = 0.5) -> PMLLoss:
     """ArcFace, Deng et al. 2019, Eq. 3: softmax over s cos(angle).
 
-    m (radians) is added to the angle of the own class. The library takes degrees; where angle + m exceeds 180 degrees it
-    uses cos(angle) - m sin(m), as the authors' code does.
+    m (radians) is added to the angle of the own class. The library takes degrees; where angle + m exceeds 180 degrees
+    it uses cos(angle) - m sin(m), as the authors' code does.
     """
     check_number("loss.s", s, 0, exclusive=True)
     check_number("loss.m", m, 0, maximum=math.pi)

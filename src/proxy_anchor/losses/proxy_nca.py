@@ -7,8 +7,8 @@ In the notation of Kim et al. 2020 (Eq. 1 to 3), with s(x, p) = -scale |x - p|^2
 Scale in Kim et al.'s released code: 32 on the squared distance, that is 64 on the cosine.
 
 pytorch-metric-learning's ProxyNCALoss (2.9), which the released code uses, is another function: its sum includes the
-positive proxy, so the pull on a sample is not constant (Eq. 3) but fades, as in Proxy-NCA++. It also takes the logarithm of
-a softmax, which is 0 in float32 for the hardest samples, and drops those.
+positive proxy, so the pull on a sample is not constant (Eq. 3) but fades, as in Proxy-NCA++. It also takes the
+logarithm of a softmax, which is 0 in float32 for the hardest samples, and drops those.
 """
 
 from __future__ import annotations

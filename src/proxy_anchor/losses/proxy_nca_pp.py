@@ -1,4 +1,6 @@
-"""Proxy-NCA++ loss: Teh et al., "ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis", ECCV 2020.
+"""Proxy-NCA++ loss: Teh et al., ECCV 2020.
+
+"ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis".
 
 Softmax over *all* proxies at a low temperature T, with d the squared distance of unit vectors, averaged over the batch:
 
@@ -8,8 +10,8 @@ The paper's value: T = 1/9. Its other parts are outside of the loss: faster prox
 loss), global max pooling (backbone.pooling=max), layer norm before the head (not used here), and class-balanced batches
 (data.images_per_class).
 
-pytorch-metric-learning has no loss of this name. Its ProxyNCALoss with softmax_scale = 1/T is the same function except for
-the hardest samples (see proxy_nca.py). Kim et al.'s released code uses it as "Proxy-NCA", with T = 1/32.
+pytorch-metric-learning has no loss of this name. Its ProxyNCALoss with softmax_scale = 1/T is the same function
+except for the hardest samples (see proxy_nca.py). Kim et al.'s released code uses it as "Proxy-NCA", with T = 1/32.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ negatives inside a ball of radius alpha:
 
 The paper's values: alpha 1.2, m 0.4, temperature 10, balance 1/2 (both parts alike).
 
-pytorch-metric-learning's RankedListLoss (2.9) differentiates through the weights, which are constants in the paper. With
-their derivative, a kept negative that is easier than the weighted mean by more than 1 / temperature is *pulled towards* the
-query.
+pytorch-metric-learning's RankedListLoss (2.9) differentiates through the weights, which are constants in the paper.
+With their derivative, a kept negative that is easier than the weighted mean by more than 1 / temperature is *pulled
+towards* the query.
 """
 
 from __future__ import annotations

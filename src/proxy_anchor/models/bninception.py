@@ -1,12 +1,12 @@
 """BN-Inception, Ioffe and Szegedy, ICML 2015, converted from Caffe: the paper's main backbone.
 
-Parameter names, shapes and the graph are those of the public file `bn_inception-52deb4733.pth`: each batch norm is followed
-by a ReLU, and later layers read the rectified tensor.
+Parameter names, shapes and the graph are those of the public file `bn_inception-52deb4733.pth`: each batch norm is
+followed by a ReLU, and later layers read the rectified tensor.
 
-Colours. The weights expect BGR in 0-255, minus (104, 117, 128), without division. Like every timm network, this one takes
-RGB normalised with the mean and std of its `pretrained_cfg` (which undo the division by 255); `forward_features` then always
-reverses the channels. Files and checkpoints are never converted, so none can be converted twice. `features` is the graph
-without the reversal, for input in BGR order.
+Colours. The weights expect BGR in 0-255, minus (104, 117, 128), without division. Like every timm network, this one
+takes RGB normalised with the mean and std of its `pretrained_cfg` (which undo the division by 255);
+`forward_features` then always reverses the channels. Files and checkpoints are never converted, so none can be
+converted twice. `features` is the graph without the reversal, for input in BGR order.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Block(NamedTuple):
             return F.avg_pool2d(x, 3, stride=1, padding=1)
         if self.stride == 1:
             return F.max_pool2d(x, 3, stride=1, padding=1)
-        # Padding for odd sides only, where the released graph fails: its pooled map is smaller than those of its convolutions.
+        # Padding for odd sides only, where the released graph fails: its pooled map is smaller than those of its
+        # convolutions.
         return F.max_pool2d(x, 3, stride=2, padding=(x.shape[2] % 2, x.shape[3] % 2), ceil_mode=True)
 
 

@@ -1,7 +1,7 @@
 """The paper's embedding network: backbone, global pooling, linear layer, L2 normalisation.
 
-The network includes its normalisation: it takes pixels in 0-255 and holds the mean and standard deviation that its weights
-were trained with.
+The network includes its normalisation: it takes pixels in 0-255 and holds the mean and standard deviation that its
+weights were trained with.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class EmbeddingNet(nn.Module):
     Images are (B, 3, H, W) in 0-255, uint8 or float; embeddings are (B, D) in float32.
 
     Args:
-        backbone: any timm model name, with or without a weights tag ("resnet50.tv_in1k"), or a model of timm's form on a hub
-            ("hf-hub:ORG/NAME") or in a folder ("local-dir:FOLDER").
+        backbone: any timm model name, with or without a weights tag ("resnet50.tv_in1k"), or a model of timm's form
+            on a hub ("hf-hub:ORG/NAME") or in a folder ("local-dir:FOLDER").
         embedding_dim: D.
         pooling: "auto" (avg+max for feature maps as in the paper, a transformer's own pooling otherwise), "avg+max",
             "avg", "max", "gem" or "own" (the backbone's own pooling).
@@ -145,8 +145,8 @@ def _check_range(images: Tensor) -> None:
     low, high = torch.stack(images.detach().aminmax()).tolist()
     if low < 0 or high <= 1:
         raise UsageError(
-            f"images: float values from {low:.3g} to {high:.3g}; expected pixels in 0-255, because the network normalises "
-            "them itself: pass the uint8 image, or multiply values in [0, 1] by 255."
+            f"images: float values from {low:.3g} to {high:.3g}; expected pixels in 0-255, because the network "
+            "normalises them itself: pass the uint8 image, or multiply values in [0, 1] by 255."
         )
 
 
@@ -195,8 +195,8 @@ def _require_same_tensors(model: nn.Module, source: str, architecture: str, pool
     shapes = [{name: value.shape for name, value in each.state_dict().items()} for each in (model, plain)]
     if shapes[0] != shapes[1]:
         raise UsageError(
-            f"backbone {source} is a modified {architecture}, which cannot be rebuilt from a checkpoint: expected one that "
-            "timm builds from its name alone."
+            f"backbone {source} is a modified {architecture}, which cannot be rebuilt from a checkpoint: expected "
+            "one that timm builds from its name alone."
         )
 
 

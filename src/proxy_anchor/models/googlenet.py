@@ -1,10 +1,10 @@
 """GoogLeNet, Szegedy et al., CVPR 2015: torchvision's network and weights, registered with timm.
 
-torchvision's constructor sets `transform_input` when it loads weights: the network then converts its input from ImageNet's
-mean and std to (x - 0.5) / 0.5, with which these weights, ported from TensorFlow, were trained. Here the option is off and
-`pretrained_cfg` has mean = std = 0.5, so the input of the first convolution is the same. (The authors' released code uses
-ImageNet's mean and std with the option off, that is, input that these weights were not trained with.) There are no
-auxiliary classifiers.
+torchvision's constructor sets `transform_input` when it loads weights: the network then converts its input from
+ImageNet's mean and std to (x - 0.5) / 0.5, with which these weights, ported from TensorFlow, were trained. Here the
+option is off and `pretrained_cfg` has mean = std = 0.5, so the input of the first convolution is the same. (The
+authors' released code uses ImageNet's mean and std with the option off, that is, input that these weights were not
+trained with.) There are no auxiliary classifiers.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.
         config = timm.models.get_pretrained_cfg(name)
         source = (config and (config.hf_hub_id or config.url)) or "published weights"
         raise UsageError(
-            f"the pretrained weights of {name} cannot be loaded from {source} ({_reason(error)}). Fetch that file elsewhere "
-            "and pass backbone.weights=FILE, or train from scratch with backbone.pretrained=false."
+            f"the pretrained weights of {name} cannot be loaded from {source} ({_reason(error)}). Fetch that file "
+            "elsewhere and pass backbone.weights=FILE, or train from scratch with backbone.pretrained=false."
         ) from error
 
 
@@ -56,7 +56,8 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         if not digest.startswith(wanted[1]):
             raise UsageError(
-                f"backbone.weights={file} is incomplete or changed: its SHA-256 starts with {digest[: len(wanted[1])]} instead "
+                f"backbone.weights={file} is incomplete or changed: its SHA-256 starts with "
+                f"{digest[: len(wanted[1])]} instead "
                 f"of {wanted[1]}. Fetch {url} again, or rename the file if the weights are your own."
             )
     # timm's convention: the module of a network converts the published file.

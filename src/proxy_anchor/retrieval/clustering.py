@@ -1,8 +1,8 @@
 """NMI: agreement of k-means clusters with the classes. Computed on demand, because it costs about 20 searches.
 
-NMI depends on the start of k-means, and it rises with the number of classes whatever the network: 60,502 random vectors in
-11,316 classes, as many as SOP has, score 0.8 (weakness described by Musgrave et al. 2020). It is here for comparison with
-older papers; MAP@R is the better metric.
+NMI depends on the start of k-means, and it rises with the number of classes whatever the network: 60,502 random
+vectors in 11,316 classes, as many as SOP has, score 0.8 (weakness described by Musgrave et al. 2020). It is here for
+comparison with older papers; MAP@R is the better metric.
 """
 
 from __future__ import annotations

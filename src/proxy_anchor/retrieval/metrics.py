@@ -8,8 +8,8 @@ Queries whose hit or miss at some K depends on images in between are decided in 
 therefore affects the speed and never the value. In the worst case, a collapsed network, this costs one more pass, in
 float64.
 
-MAP@R depends on the order of all first R neighbours, and in float32 two of them are nearly always within rounding. MAP@R
-and R-precision are therefore ranked in float64, by torch on the device of the embeddings, without an engine.
+MAP@R depends on the order of all first R neighbours, and in float32 two of them are nearly always within rounding.
+MAP@R and R-precision are therefore ranked in float64, by torch on the device of the embeddings, without an engine.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _NO_INDEX = torch.iinfo(torch.int64).min  # of a row that was added without a da
 class RecallAtK(Metric):
     """`recall_at_k` over batches and ranks, as a torchmetrics metric.
 
-    k, engine: as in `recall_at_k`. num_images: number of distinct images (queries plus gallery) that `compute` requires,
-    so that a partial pass is never reported as a whole one; None accepts any number.
+    k, engine: as in `recall_at_k`. num_images: number of distinct images (queries plus gallery) that `compute`
+    requires, so that a partial pass is never reported as a whole one; None accepts any number.
 
     `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank. `forward` returns the same for its
     batch alone, NaN for a K that the batch cannot answer because it has at most K rows, or no query.

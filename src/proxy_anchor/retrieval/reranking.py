@@ -82,8 +82,8 @@ def query_expansion(
     embeddings: (Q, D) float. gallery: (N, D); None: the other rows of `embeddings`. num_neighbours: capped at the size
     of the gallery. Neighbours of negative similarity have weight 0. alpha = 0 is the plain average of Chum et al. 2007.
     Returns (Q, D) float32 unit vectors. Raises UsageError for a value out of range, NaN, shapes that disagree.
-    Radenovic et al. 2018, "Fine-tuning CNN Image Retrieval with No Human Annotation", section 3.4 (alpha 3). They average
-    50 neighbours in a gallery of a million images; 5 here, because classes are small.
+    Radenovic et al. 2018, "Fine-tuning CNN Image Retrieval with No Human Annotation", section 3.4 (alpha 3). They
+    average 50 neighbours in a gallery of a million images; 5 here, because classes are small.
     """
     check_int("num_neighbours", num_neighbours, 1)
     check_number("alpha", alpha, 0)

@@ -35,8 +35,8 @@ _FAISS_GPU_LOCK = threading.Lock()  # faiss's handles and scratch memory serve o
 # Timeout of the test search: the first start of CUDA takes half a minute on a slow disk.
 _PROBE_SECONDS = 120.0
 
-# Runs in a subprocess: where faiss has no kernel for the GPU it aborts the process. Rounding to TF32 would turn the first
-# similarity, 1 - 2**-13, into 1, and the tie would go to row 0.
+# Runs in a subprocess: where faiss has no kernel for the GPU it aborts the process. Rounding to TF32 would turn the
+# first similarity, 1 - 2**-13, into 1, and the tie would go to row 0.
 _FAISS_GPU_PROBE = """
 import faiss, numpy as np
 assert faiss.get_num_gpus() > 0, "it sees no GPU"
@@ -70,7 +70,8 @@ def search(
     with every engine. Not promised: which of several equally similar rows make the cut at K, and that exact duplicates
     in different places get the same last bit (BLAS rounds by position).
     Memory beyond inputs and result: normalised copies, 12 bytes per input value; torch about 4 x 4 x CHUNK_ELEMENTS
-    bytes (or one row of similarities, if that is more); faiss on the GPU 256 MiB, which it keeps; faiss on the CPU about 20 MB.
+    bytes (or one row of similarities, if that is more); faiss on the GPU 256 MiB, which it keeps; faiss on the CPU
+    about 20 MB.
     Raises UsageError when K is out of range, shapes disagree, a row holds NaN or infinity, or the engine is not there.
     """
     query_rows = as_rows(queries, "queries")
@@ -169,8 +170,8 @@ def _probe_faiss_gpu() -> bool:
         if process.returncode == 0:
             return True
     warnings.warn(
-        f"faiss does not work on this GPU (a test search in a subprocess: {reason}): other engines are used, with the same "
-        "results; reinstall faiss-gpu, or set search_engine=torch.",
+        f"faiss does not work on this GPU (a test search in a subprocess: {reason}): other engines are used, with "
+        "the same results; reinstall faiss-gpu, or set search_engine=torch.",
         stacklevel=2,
     )
     return False

@@ -36,8 +36,10 @@ class Threshold:
     def describe(self) -> str:
         """Describe the threshold in one line."""
         return (
-            f"match threshold {self.similarity:.3f}: accepts {100 * self.false_accept_rate:.3g} % of the pairs of different "
-            f"classes and {100 * self.true_accept_rate:.1f} % of those of one class ({self.num_images:,} labelled images)"
+            f"match threshold {self.similarity:.3f}: accepts {100 * self.false_accept_rate:.3g} % of the pairs of "
+            "different "
+            f"classes and {100 * self.true_accept_rate:.1f} % of those of one class ({self.num_images:,} labelled "
+            "images)"
         )
 
 

@@ -60,7 +60,8 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
     fields = annotations.dtype.names or ()
     if "class" not in fields:
         raise UsageError(
-            f"{file} holds no classes: it is the challenge's version; fetch cars_test_annos_withlabels.mat or cars_annos.mat."
+            f"{file} holds no classes: it is the challenge's version; fetch cars_test_annos_withlabels.mat or "
+            "cars_annos.mat."
         )
     names = annotations["fname" if "fname" in fields else "relative_im_path"]
     return [

@@ -89,8 +89,8 @@ def present_rows(
     if bad and not allow_partial:
         raise UsageError(
             f"{benchmark} is not whole: expected {len(rows):,} images, found {len(rows) - len(bad):,}; "
-            f"it looks like a partial download ({shorten(bad)}). Complete it (src/check.py lists all such files), or set "
-            "dataset.allow_partial=true for numbers that cannot be compared with the paper's."
+            f"it looks like a partial download ({shorten(bad)}). Complete it (src/check.py lists all such files), "
+            "or set dataset.allow_partial=true for numbers that cannot be compared with the paper's."
         )
     left_out = {text.rpartition(" (")[0] for text in bad}
     kept = [row for row in rows if str(row[0]) not in left_out]
