@@ -137,8 +137,8 @@ class ImageDataModule(pl.LightningDataModule):
         if isinstance(self.order, PKBatches):
             lines.append(
                 f"batches: {self.order.num_groups} classes x {self.images_per_class} images, for positives in "
-                "every batch "
-                f"(data.images_per_class); the first epoch holds {100 * share_seen(self.order, 0):.1f} % of the images"
+                f"every batch (data.images_per_class); the first epoch holds {100 * share_seen(self.order, 0):.1f} "
+                "% of the images"
             )
         return "\n".join(lines)
 

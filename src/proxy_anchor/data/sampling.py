@@ -106,8 +106,8 @@ class PKBatches(ShuffledBatches):
         if self.num_groups < 2:
             raise UsageError(
                 f"data.batch_size={batch_size} with data.images_per_class={images_per_class} is one class per "
-                "batch, which has "
-                f"no negatives: set data.batch_size={2 * math.lcm(images_per_class, world_size)} or more."
+                f"batch, which has no negatives: set data.batch_size={2 * math.lcm(images_per_class, world_size)} "
+                "or more."
             )
         order = np.argsort(labels, kind="stable")
         counts = np.unique(np.asarray(labels)[order], return_counts=True)[1]
@@ -120,8 +120,8 @@ class PKBatches(ShuffledBatches):
         if len(counts) < self.num_groups:
             raise UsageError(
                 f"data.batch_size={batch_size} with data.images_per_class={images_per_class} takes "
-                f"{self.num_groups} classes "
-                f"and there are {len(counts)}: set data.batch_size={len(counts) * images_per_class} or less."
+                f"{self.num_groups} classes and there are {len(counts)}: set "
+                f"data.batch_size={len(counts) * images_per_class} or less."
             )
 
     def batches(self, generator: torch.Generator) -> Tensor:

@@ -177,12 +177,19 @@ class ExpectedCounts:
     gallery: int | None = None
 
 
-def require_counts(splits: Splits, expected: ExpectedCounts, *, allow_partial: bool, hint: str = "") -> Splits:
-    """Raise UsageError unless the splits have exactly the expected counts.
+def require_benchmark(
+    splits: Splits, expected: ExpectedCounts, *, allow_partial: bool, verify_files: bool, hint: str = ""
+) -> Splits:
+    """Raise UsageError unless all images exist and the counts are the expected ones.
 
-    allow_partial: accept other counts and say so in the notice of the returned splits, if both sides hold images.
-    hint: the likely reason, for the message.
+    allow_partial: remove missing images, accept other counts and say so in the notice of the returned splits, if both
+    sides hold images. verify_files: False does not look for the files.
+    hint: the likely reason for other counts, for the message.
     """
+    bad = missing_or_empty([path for table in splits.tables.values() for path in table.paths]) if verify_files else []
+    if bad:
+        hint = f"{len(bad)} listed images are missing or empty: it looks like a partial download ({shorten(bad)})"
+        splits = _without(splits, {item.rpartition(" (")[0] for item in bad})
     found = ExpectedCounts(
         splits.train.num_classes,
         len(splits.train),
@@ -192,15 +199,28 @@ def require_counts(splits: Splits, expected: ExpectedCounts, *, allow_partial: b
     )
     if found == expected:
         return splits
-    difference = f"expected {_describe(expected)}; found {_describe(found)}"
-    reason = f" ({hint})" if hint else ""
+    difference = f"expected {_describe(expected)}; found {_describe(found)}" + (f" ({hint})" if hint else "")
     if not allow_partial or not len(splits.train) or not len(splits.query):
         raise UsageError(
-            f"{splits.name} is not the whole benchmark: {difference}{reason}. Complete the download, or set "
-            "dataset.allow_partial=true for numbers that cannot be compared with the paper's."
+            f"{splits.name} is not the whole benchmark: {difference}. Complete the download (src/check.py lists missing "
+            "images), or set dataset.allow_partial=true for numbers that cannot be compared with the paper's."
         )
-    notice = f"partial {splits.name}, not comparable with the paper: {difference}{reason}."
+    notice = f"partial {splits.name}, not comparable with the paper: {difference}."
     return replace(splits, notice=notice + (f" {splits.notice}" if splits.notice else ""))
+
+
+def _without(splits: Splits, paths: set[str]) -> Splits:
+    train, query, *gallery = (
+        [
+            (path, table.classes[label])
+            for path, label in zip(table.paths, table.labels, strict=True)
+            if str(path) not in paths
+        ]
+        for table in (splits.train, splits.query, splits.gallery)
+        if table is not None
+    )
+    [train_table], [query_table, *gallery_table] = make_tables(train), make_tables(query, *gallery)
+    return replace(splits, train=train_table, query=query_table, gallery=gallery_table[0] if gallery_table else None)
 
 
 def _describe(counts: ExpectedCounts) -> str:

@@ -14,10 +14,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from timm.layers import SelectAdaptivePool2d, create_classifier
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from proxy_anchor.models.timm_head import TimmNetwork
 
 
 class Convolution(NamedTuple):
@@ -101,14 +102,14 @@ BLOCKS = (
 )
 
 
-class BNInception(nn.Module):
+class BNInception(TimmNetwork):
     """Images (B, 3, H, W), RGB, normalised as `pretrained_cfg` says, to logits (B, num_classes).
 
     With `num_classes=0` there is no classifier; with `global_pool=""` as well the result is the feature map
     (B, 1024, H / 32, W / 32), with sides rounded up or down.
     """
 
-    global_pool: SelectAdaptivePool2d
+    classifier_name = "last_linear"
 
     def __init__(
         self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
@@ -123,9 +124,7 @@ class BNInception(nn.Module):
                 for convolution in branch:
                     width = self._add(convolution, width)
             channels = block.out_channels(channels)
-        self.num_features = channels
-        self.head_drop = nn.Dropout(drop_rate)
-        self.reset_classifier(num_classes, global_pool)
+        self.add_head(channels, num_classes, global_pool, drop_rate)
 
     def _add(self, convolution: Convolution, in_channels: int) -> int:
         """Register the modules of a convolution and return its output channels."""
@@ -154,27 +153,6 @@ class BNInception(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """RGB (B, 3, H, W) to the feature map."""
         return self.features(x.flip(1))
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Pool the feature map and, unless `pre_logits`, classify it."""
-        x = self.head_drop(self.global_pool(x))
-        return x if pre_logits else self.last_linear(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """RGB (B, 3, H, W) to logits, pooled features or the feature map."""
-        return self.forward_head(self.forward_features(x))
-
-    def get_classifier(self) -> nn.Module:
-        """The linear layer, or an identity."""
-        return self.last_linear
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace pooling (None keeps its type) and classifier (0 removes it)."""
-        if global_pool is None:
-            global_pool = self.global_pool.pool_type
-        self.num_classes = num_classes
-        self.global_pool, self.last_linear = create_classifier(self.num_features, num_classes, pool_type=global_pool)
-        self.head_hidden_size = self.num_features * self.global_pool.feat_mult()
 
 
 def checkpoint_filter_fn(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

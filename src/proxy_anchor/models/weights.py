@@ -57,8 +57,8 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
         if not digest.startswith(wanted[1]):
             raise UsageError(
                 f"backbone.weights={file} is incomplete or changed: its SHA-256 starts with "
-                f"{digest[: len(wanted[1])]} instead "
-                f"of {wanted[1]}. Fetch {url} again, or rename the file if the weights are your own."
+                f"{digest[: len(wanted[1])]} instead of {wanted[1]}. Fetch {url} again, or rename the file if the "
+                "weights are your own."
             )
     # timm's convention: the module of a network converts the published file.
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)

@@ -29,9 +29,7 @@ ENGINES = ("auto", "faiss_gpu", "faiss_cpu", "torch")
 FAISS_GPU_MAX_K = 2048  # fixed in faiss: its GPU kernels hold the K best in registers
 CHUNK_ELEMENTS = 2**25  # similarities in memory at once with the torch engine: 128 MiB in float32
 _FAISS_GPU_SCRATCH_BYTES = 256 * 2**20  # faiss tiles its work to fit; its own default is up to 1.5 GiB
-
 _FAISS_GPU_LOCK = threading.Lock()  # faiss's handles and scratch memory serve one search at a time
-
 # Timeout of the test search: the first start of CUDA takes half a minute on a slow disk.
 _PROBE_SECONDS = 120.0
 
@@ -319,7 +317,7 @@ def normalise(rows: Tensor, name: str) -> Tensor:
 
 
 def check_same_dim(queries: Tensor, gallery: Tensor) -> None:
-    """Raise UsageError unless both tables have the same number of columns."""
+    """Raise UsageError unless both tables have the same D."""
     if queries.shape[1] != gallery.shape[1]:
         raise UsageError(
             f"queries have D={queries.shape[1]} and the gallery D={gallery.shape[1]}: embed both with one network."

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from proxy_anchor.errors import UsageError, check_number
 from proxy_anchor.retrieval.metrics import as_labels
-from proxy_anchor.retrieval.search import as_rows, full_precision, normalise, row_chunks
+from proxy_anchor.retrieval.search import as_rows, full_precision, normalise
 
 _ABOVE = 1e-6  # several rounding errors of a float32 similarity
-MAX_IMAGES = 20_000  # 200 million pairs; larger sets are sampled down to this size
+MAX_IMAGES = 10_000  # 50 million pairs; larger sets are sampled down to this size
 
 
 @dataclass(frozen=True)
@@ -62,43 +62,27 @@ def calibrate_threshold(
         chosen = np.sort(np.random.default_rng(seed).choice(len(rows), MAX_IMAGES, replace=False))
         rows, classes = rows[torch.from_numpy(chosen)], classes[torch.from_numpy(chosen)]
     unit = normalise(rows, "labelled").float()
-    n = len(unit)
-    num_same = int(sum(count * (count - 1) // 2 for count in classes.unique(return_counts=True)[1].tolist()))
-    num_different = n * (n - 1) // 2 - num_same
-    if not num_same or not num_different:
+    same = classes[:, None] == classes
+    once = torch.ones_like(same).triu(1)
+    with full_precision(unit.device):
+        similarities = unit @ unit.T
+    positives, negatives = similarities[same & once], similarities[~same & once]
+    if not len(positives) or not len(negatives):
         raise UsageError(
             "a threshold needs labelled images of two classes or more, one of them with two images or more."
         )
-    allowed = int(false_accept_rate * num_different)
-    column = torch.arange(n, device=unit.device)
-    with full_precision(unit.device):
-        highest = unit.new_empty(0)  # of pairs of different classes; the last one is the first to be rejected
-        for chunk in row_chunks(n, n):
-            same = classes[chunk, None] == classes
-            later = column[chunk, None] < column
-            similarities = unit[chunk] @ unit.T
-            found = torch.cat([highest, similarities[~same & later]])
-            highest = found.topk(min(allowed + 1, len(found))).values
-        if len(highest) > allowed:
-            # Halfway between the rejected and the accepted pair, because a later search may round differently.
-            rejected, above = highest[allowed], highest[highest > highest[allowed]]
-            threshold = ((rejected + above.min()) / 2 if len(above) else rejected + _ABOVE).item()
-        else:
-            threshold = -1.0
-        accepted_same = accepted_different = 0
-        has_false_accept = torch.zeros(n, dtype=torch.bool, device=unit.device)
-        for chunk in row_chunks(n, n):
-            same = classes[chunk, None] == classes
-            accepted = unit[chunk] @ unit.T >= threshold
-            later = column[chunk, None] < column
-            accepted_same += int((accepted & same & later).sum())
-            accepted_different += int((accepted & ~same & later).sum())
-            has_false_accept[chunk] = (accepted & ~same).any(1)
+    allowed = int(false_accept_rate * len(negatives))
+    threshold = -1.0
+    if allowed < len(negatives):
+        # Halfway between the rejected and the accepted pair, because a later search may round differently.
+        rejected = negatives.topk(allowed + 1).values[-1]
+        above = negatives[negatives > rejected]
+        threshold = ((rejected + above.min()) / 2 if len(above) else rejected + _ABOVE).item()
     return Threshold(
         similarity=threshold,
         wanted_rate=false_accept_rate,
-        false_accept_rate=accepted_different / num_different,
-        true_accept_rate=accepted_same / num_same,
-        images_with_false_accept=has_false_accept.float().mean().item(),
-        num_images=n,
+        false_accept_rate=(negatives >= threshold).double().mean().item(),
+        true_accept_rate=(positives >= threshold).double().mean().item(),
+        images_with_false_accept=((similarities >= threshold) & ~same).any(1).double().mean().item(),
+        num_images=len(unit),
     )

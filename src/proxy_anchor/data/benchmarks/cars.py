@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from proxy_anchor.data.benchmarks.lists import find_below, present_rows, require_folder
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_counts
+from proxy_anchor.data.benchmarks.lists import find_below, require_folder
+from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=98, train=8054, test_classes=98, query=8131)
@@ -41,12 +41,17 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
     root = require_folder(root, "Cars-196")
     rows, note = _joint(root) or _two_folders(root)
     names = _class_names(root)
-    rows, missing = present_rows(rows, "Cars-196", allow_partial=allow_partial, verify_files=verify_files)
     train = [(path, names.get(label, str(label))) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, names.get(label, str(label))) for path, label in rows if label > _LAST_TRAIN_CLASS]
-    hint = "; ".join(filter(None, [missing, note, KNOWN_TOTALS.get(len(rows))]))
+    hint = "; ".join(filter(None, [note, KNOWN_TOTALS.get(len(rows))]))
     [train_table], [test_table] = make_tables(train), make_tables(test)
-    return require_counts(Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, hint=hint)
+    return require_benchmark(
+        Splits("cars", train_table, test_table),
+        EXPECTED,
+        allow_partial=allow_partial,
+        verify_files=verify_files,
+        hint=hint,
+    )
 
 
 def _read_annotations(file: Path) -> list[tuple[str, int]]:

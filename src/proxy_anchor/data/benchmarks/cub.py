@@ -11,12 +11,11 @@ from pathlib import Path
 from proxy_anchor.data.benchmarks.lists import (
     as_int,
     find_below,
-    present_rows,
     read_columns,
     require_below,
     require_folder,
 )
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_counts
+from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=100, train=5864, test_classes=100, query=5924)
@@ -57,8 +56,9 @@ def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: boo
                 f"{place}: {labels_file} has no class for image {image} ({name}): take both lists from one archive."
             )
         rows.append((images / name, labels[image]))
-    rows, note = present_rows(rows, "CUB-200-2011", allow_partial=allow_partial, verify_files=verify_files)
     [train] = make_tables((path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS)
     [query] = make_tables((path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS)
-    hint = note or KNOWN_TOTALS.get(len(rows), "")
-    return require_counts(Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, hint=hint)
+    hint = KNOWN_TOTALS.get(len(rows), "")
+    return require_benchmark(
+        Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files, hint=hint
+    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy_anchor.data.benchmarks.lists import present_rows, read_columns, require_below, require_folder
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_counts
+from proxy_anchor.data.benchmarks.lists import read_columns, require_below, require_folder
+from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=3997, train=25882, test_classes=3985, query=14218, gallery=12612)
@@ -33,13 +33,7 @@ def load_inshop(root: Path | str, *, allow_partial: bool = False, verify_files: 
         if status not in groups:
             raise UsageError(f"{place}: status {status!r} is not known; expected train, query or gallery.")
         groups[status].append((images / name.removeprefix("img/"), item))  # paths in the list start above img/
-    notes = []
-    for status, rows in groups.items():
-        groups[status], note = present_rows(
-            rows, f"In-Shop ({status})", allow_partial=allow_partial, verify_files=verify_files
-        )
-        notes += [f"{status}: {note}"] if note else []
     [train] = make_tables(groups["train"])
     query, gallery = make_tables(groups["query"], groups["gallery"])
     splits = Splits("inshop", train, query, gallery, notice=f"images from {images.relative_to(root)}/")
-    return require_counts(splits, EXPECTED, allow_partial=allow_partial, hint="; ".join(notes))
+    return require_benchmark(splits, EXPECTED, allow_partial=allow_partial, verify_files=verify_files)

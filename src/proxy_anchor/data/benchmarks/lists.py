@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from proxy_anchor.data.images import is_hidden
-from proxy_anchor.data.table import missing_or_empty, shorten
 from proxy_anchor.errors import UsageError
-
-_Row = TypeVar("_Row", bound=tuple)
 
 
 def require_folder(root: Path | str, benchmark: str) -> Path:
@@ -72,27 +67,3 @@ def as_int(text: str, place: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise UsageError(f"{place}: {text!r} is no class id: the file is damaged or another list. Fetch it again.")
     return int(text)
-
-
-def present_rows(
-    rows: Iterable[_Row], benchmark: str, *, allow_partial: bool, verify_files: bool = True
-) -> tuple[list[_Row], str]:
-    """Rows whose file exists and is not empty, and a note on the others.
-
-    rows: tuples that start with a path. verify_files: False returns all rows unchecked.
-    Raises UsageError that names the missing files, unless allow_partial.
-    """
-    rows = list(rows)
-    if not verify_files:
-        return rows, ""
-    bad = missing_or_empty([row[0] for row in rows])
-    if bad and not allow_partial:
-        raise UsageError(
-            f"{benchmark} is not whole: expected {len(rows):,} images, found {len(rows) - len(bad):,}; "
-            f"it looks like a partial download ({shorten(bad)}). Complete it (src/check.py lists all such files), "
-            "or set dataset.allow_partial=true for numbers that cannot be compared with the paper's."
-        )
-    left_out = {text.rpartition(" (")[0] for text in bad}
-    kept = [row for row in rows if str(row[0]) not in left_out]
-    note = f"{len(left_out)} listed images are missing or empty: it looks like a partial download" if bad else ""
-    return kept, note

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy_anchor.data.benchmarks.lists import present_rows, read_columns, require_below, require_folder
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_counts
+from proxy_anchor.data.benchmarks.lists import read_columns, require_below, require_folder
+from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 
 EXPECTED = ExpectedCounts(train_classes=11318, train=59551, test_classes=11316, query=60502)
 
@@ -20,13 +20,13 @@ def load_sop(root: Path | str, *, allow_partial: bool = False, verify_files: boo
     Raises UsageError when files are missing or damaged, or counts differ.
     """
     root = require_folder(root, "Stanford Online Products")
-    tables, notes = [], []
+    tables = []
     for name in ("Ebay_train.txt", "Ebay_test.txt"):
         file = require_below(root, "Stanford Online Products", name)
         # image_id class_id super_class_id path
         rows = [(file.parent / path, label) for _, (_, label, _, path) in read_columns(file, 4, skip_lines=1)]
-        rows, note = present_rows(rows, f"SOP ({name})", allow_partial=allow_partial, verify_files=verify_files)
         tables += make_tables(rows)
-        notes += [f"{name}: {note}"] if note else []
     train, query = tables
-    return require_counts(Splits("sop", train, query), EXPECTED, allow_partial=allow_partial, hint="; ".join(notes))
+    return require_benchmark(
+        Splits("sop", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
+    )
