@@ -14,9 +14,10 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
 
 
 class UsageError(ValueError):
-    """An error that the user can repair: a bad argument, a missing file, an unreadable image.
+    """An error that the user can repair.
 
-    The message is one line: argument, expected, received, repair.
+    Examples are a bad argument, a missing file and an unreadable image. The message is one line: argument, expected,
+    received, repair.
     """
 
 
@@ -29,11 +30,11 @@ class FolderTaken(UsageError):
 
 
 class UnreadableImage(UsageError):
-    """An image file that is missing, empty, damaged or not an image; the message names it."""
+    """An image file that is missing, empty, damaged or not an image."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' Did you mean X?' for a misspelt name, or '' when no known name is close."""
+    """' Did you mean X?' with the closest known name, or ''."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -47,7 +48,7 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
 
 
 def check_int(name: str, value: object, minimum: int) -> None:
-    """Raise UsageError unless `value` is an int (not a bool) of at least `minimum`."""
+    """Raise UsageError unless `value` is an int of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise UsageError(f"{name}={value!r}: expected a whole number of at least {minimum}.")
 
@@ -55,7 +56,10 @@ def check_int(name: str, value: object, minimum: int) -> None:
 def check_number(
     name: str, value: object, minimum: float, *, maximum: float = math.inf, exclusive: bool = False
 ) -> None:
-    """Raise UsageError unless `value` is a finite number in [minimum, maximum] (or above `minimum` if exclusive)."""
+    """Raise UsageError unless `value` is a finite number in [minimum, maximum].
+
+    exclusive: in (minimum, maximum].
+    """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value < minimum or value > maximum or (exclusive and value == minimum):  # type: ignore[operator]
         bound = f"above {minimum:g}" if exclusive else f"of at least {minimum:g}"

@@ -119,7 +119,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def selecting_recall(result: Mapping[str, Any]) -> float:
-    """Recall in [0, 1] by which the epoch of a finished run was selected.
+    """Recall in [0, 1] that selected the epoch of a finished run.
 
     Recall at the smallest K, on held-out classes, folds or test classes.
     """
@@ -128,7 +128,7 @@ def selecting_recall(result: Mapping[str, Any]) -> float:
 
 
 def rank() -> int:
-    """Global rank of this process, started by this package, torchrun or SLURM; 0 in a single process."""
+    """Global rank of this process, for launches by this package, torchrun or SLURM."""
     for name in ("RANK", "SLURM_PROCID"):
         if name in os.environ:
             return int(os.environ[name])
@@ -136,5 +136,5 @@ def rank() -> int:
 
 
 def is_distributed() -> bool:
-    """Whether this process is one rank of several, started by this package, torchrun or srun."""
+    """Whether this process is one rank of several (this package, torchrun, srun)."""
     return "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1

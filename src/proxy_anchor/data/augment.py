@@ -57,9 +57,10 @@ class RandomColors:
         return any(getattr(self, name) for name in COLOR_KEYS)
 
     def maps(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """(B, 12) float32 colour maps: a 3 x 3 matrix, row by row, and 3 offsets.
+        """(B, 12) float32 colour maps of a batch.
 
-        rows: (B,) integers, the images of the batch; a map depends only on the epoch and its own row.
+        Each is a 3 x 3 matrix, row by row, and 3 offsets. rows: (B,) integers, the images of the batch; a map depends
+        only on the epoch and its own row.
         """
         numbers = uniform(mix(self.seed, epoch, _STREAM), rows, len(COLOR_KEYS))
         ranges = np.array([self.brightness, self.contrast, self.saturation], dtype=np.float64)
@@ -83,7 +84,7 @@ def described_colors(images: Mapping[str, Any]) -> str:
 
 
 def _hue_turn(turns: np.ndarray) -> np.ndarray:
-    """(B, 3, 3) hue rotations; positive turns go from red to yellow, as in HSV."""
+    """(B, 3, 3) hue rotations; positive from red to yellow."""
     cosine, sine = np.cos(2 * math.pi * turns), np.sin(2 * math.pi * turns)
     turn = np.zeros((len(turns), 3, 3))
     turn[:, 0, 0] = 1

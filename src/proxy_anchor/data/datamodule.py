@@ -150,7 +150,7 @@ class ImageDataModule(pl.LightningDataModule):
         return PKBatches(self.splits.train.labels, self.batch_size, self.images_per_class, **place)
 
     def describe_loading(self) -> str:
-        """One line on where images are decoded and cropped, and the size of the cache."""
+        """One line on where images are decoded and cropped."""
         if self.loading is None or self.loading["cache"] == "none":
             return f"images: decoded in every epoch by {self.num_workers} worker processes"
         places = {"gpu": "on the GPU", "ram": "in memory", "disk": f"in {self._cache_dir}"}

@@ -1,4 +1,4 @@
-"""Splits of the user's own images: class folders, or a CSV file that lists them."""
+"""Splits of the user's own images: class folders or a CSV list."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> 
 
 
 def _read_list(file: Path) -> pd.DataFrame:
-    """The cells of a list as stripped strings, by column and line number, without empty lines."""
+    """Stripped cells of a list by column and line number, without empty lines."""
     try:
         # Blank lines are kept until each row has its line number. utf-8-sig: spreadsheets write a byte-order mark.
         cells = pd.read_csv(file, header=None, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig")
@@ -178,7 +178,7 @@ def _group_of(split: str, role: str, where: str) -> str:
 
 
 def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name: str) -> Splits:
-    """Divide the classes at random into those that train and those that are searched."""
+    """Divide the classes randomly into trained and searched ones."""
     classes = sorted({label for _, label in rows}, key=natural_key)
     if test_fraction == 1:
         return _make_splits([], rows, None, name, f"no split was given: all {len(classes)} classes are searched.")

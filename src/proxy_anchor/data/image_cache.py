@@ -1,4 +1,4 @@
-"""Cache of decoded images: on the GPU, in shared memory or in a file.
+"""Cache of decoded images on the GPU, in shared memory or on disk.
 
 Images are decoded once by worker processes instead of in every epoch. The bytes are the same in every place.
 """
@@ -96,7 +96,7 @@ def _kept_pixels(form: Form, path: Path) -> np.ndarray:
 
 
 def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
-    """(N, 2) int64 height and width of the cached images, from the files' headers.
+    """(N, 2) int64 height and width of cached images, from file headers.
 
     Raises UnreadableImage for the first file that cannot be read.
     """
@@ -202,7 +202,7 @@ def _open(file: Path, num_images: int) -> DecodedImages | None:
 
 
 def _fingerprints(table: ImageTable, form: Form) -> tuple[str, str]:
-    """Hash of the paths and the form, and hash of the sizes and modification times."""
+    """Hash of paths and form, and hash of sizes and modification times."""
     paths, content = hashlib.sha256(repr(form).encode()), hashlib.sha256()
     for path in table.paths:
         status = os.stat(path)

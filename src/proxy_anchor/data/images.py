@@ -60,7 +60,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def reason_of(error: BaseException) -> str:
-    """Message of an error on one line, or its type if it has none."""
+    """Message of an error on one line, or its type without message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

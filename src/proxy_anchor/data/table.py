@@ -73,7 +73,7 @@ def make_tables(*groups: Iterable[tuple[Path, str]]) -> list[ImageTable]:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Images to train on and images to search, as a loader function returns them.
+    """Images to train on and images to search, as loaders return them.
 
     gallery: None: every query image searches all other query images. Query and gallery share one label map; training
     has its own, because in class-disjoint protocols it has other classes.
@@ -111,7 +111,7 @@ class Splits:
         return sets if self.validation is None else {**sets, "validation": (self.validation, None)}
 
     def describe(self) -> str:
-        """Lines on the number of images and classes, images left out, and the notice."""
+        """Lines on numbers of images and classes, images left out, notice."""
         counts = ", ".join(
             f"{len(table):,} {name} images of {len(set(table.labels.tolist())):,} classes"
             for name, table in self.tables.items()

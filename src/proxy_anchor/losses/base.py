@@ -53,7 +53,10 @@ class MetricLoss(nn.Module):
             return self.compute(embeddings.to(torch.promote_types(embeddings.dtype, own)), labels.long())
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss of (B, D) embeddings in float32 or float64 and (B,) int64 labels: a scalar."""
+        """The loss, a scalar, of float32 or float64 (B, D) embeddings.
+
+        labels: (B,) int64.
+        """
         raise NotImplementedError
 
     def _check(self, embeddings: Tensor, labels: Tensor) -> None:

@@ -160,12 +160,13 @@ def margin(
     nu: float = 0.0,
     miner: nn.Module | None = None,
 ) -> PMLLoss:
-    """Margin loss, Wu et al. 2017: max(0, alpha + d - beta) and max(0, alpha + beta - d).
+    """Margin loss, Wu et al. 2017.
 
-    beta: initial value of each class's learnable boundary. nu: weight of the penalty on the boundaries. Divided by
-    the number of terms that are not 0. The library's distance-weighted miner scales the weights of a batch together,
-    so an image whose negatives are all much farther than another's may be left out; the authors' code draws its
-    negatives uniformly in that case.
+    max(0, alpha + d - beta) for positive pairs, max(0, alpha + beta - d) for negative pairs. beta: initial value of
+    each class's learnable boundary. nu: weight of the penalty on the boundaries. Divided by the number of terms that
+    are not 0. The library's distance-weighted miner scales the weights of a batch together, so an image whose
+    negatives are all much farther than another's may be left out; the authors' code draws its negatives uniformly in
+    that case.
     """
     check_number("loss.alpha", alpha, 0)
     check_number("loss.beta", beta, 0, exclusive=True)

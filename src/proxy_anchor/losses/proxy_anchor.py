@@ -1,4 +1,6 @@
-"""Proxy-Anchor loss: Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, Eq. 4 and 5.
+"""Proxy-Anchor loss: Kim et al., CVPR 2020, Eq. 4 and 5.
+
+"Proxy Anchor Loss for Deep Metric Learning".
 
 The paper's values: alpha 32, delta 0.1, one proxy per class, proxies at 100 x the learning rate of the network.
 
@@ -49,7 +51,7 @@ def log_one_plus_sum_exp(terms: Tensor, dim: int) -> Tensor:
 
 
 class ProxyAnchorLoss(ProxyLoss):
-    """Pulls each proxy to its samples and pushes it from others, by relative hardness.
+    """Pulls each proxy to its samples and pushes it from others.
 
     Args:
         num_classes: C, the number of training classes; one proxy each.

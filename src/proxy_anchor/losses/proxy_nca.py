@@ -1,4 +1,6 @@
-"""Proxy-NCA loss: Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017.
+"""Proxy-NCA loss: Movshovitz-Attias et al., ICCV 2017.
+
+"No Fuss Distance Metric Learning using Proxies".
 
 In the notation of Kim et al. 2020 (Eq. 1 to 3), with s(x, p) = -scale |x - p|^2 of unit vectors, for each sample:
 

@@ -1,4 +1,6 @@
-"""Ranked List Loss: Wang et al., "Ranked List Loss for Deep Metric Learning", CVPR 2019.
+"""Ranked List Loss: Wang et al., CVPR 2019.
+
+"Ranked List Loss for Deep Metric Learning".
 
 For each query, with d the distance of unit vectors, it keeps the positives outside a ball of radius alpha - m and the
 negatives inside a ball of radius alpha:

@@ -103,10 +103,11 @@ BLOCKS = (
 
 
 class BNInception(TimmNetwork):
-    """Images (B, 3, H, W), RGB, normalised as `pretrained_cfg` says, to logits (B, num_classes).
+    """BN-Inception.
 
-    With `num_classes=0` there is no classifier; with `global_pool=""` as well the result is the feature map
-    (B, 1024, H / 32, W / 32), with sides rounded up or down.
+    RGB images (B, 3, H, W), normalised as in `pretrained_cfg`, to logits (B, num_classes). With `num_classes=0` there
+    is no classifier; with `global_pool=""` as well the result is the feature map (B, 1024, H / 32, W / 32), with
+    sides rounded up or down.
     """
 
     classifier_name = "last_linear"

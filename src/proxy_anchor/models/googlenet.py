@@ -25,10 +25,10 @@ TRUNK = (
 
 
 class GoogLeNet(TimmNetwork):
-    """Images (B, 3, H, W), RGB, normalised with mean and std 0.5, to logits (B, num_classes).
+    """GoogLeNet.
 
-    With `num_classes=0` there is no classifier; with `global_pool=""` as well the result is the feature map
-    (B, 1024, H / 32, W / 32).
+    RGB images (B, 3, H, W), normalised with mean and std 0.5, to logits (B, num_classes). With `num_classes=0` there
+    is no classifier; with `global_pool=""` as well the result is the feature map (B, 1024, H / 32, W / 32).
     """
 
     classifier_name = "fc"

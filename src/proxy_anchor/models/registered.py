@@ -1,3 +1,3 @@
-"""Registers the networks that timm lacks; a new one is added to the import below."""
+"""Registers networks that timm lacks; add a new one to the import."""
 
 from proxy_anchor.models import bninception, googlenet  # noqa: F401  (the import registers them)

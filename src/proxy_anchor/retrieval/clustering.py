@@ -1,4 +1,6 @@
-"""NMI: agreement of k-means clusters with the classes. Computed on demand, because it costs about 20 searches.
+"""NMI: agreement of k-means clusters with the classes.
+
+Computed on demand, because it costs about 20 searches.
 
 NMI depends on the start of k-means, and it rises with the number of classes whatever the network: 60,502 random
 vectors in 11,316 classes, as many as SOP has, score 0.8 (weakness described by Musgrave et al. 2020). It is here for

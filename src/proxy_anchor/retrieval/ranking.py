@@ -1,6 +1,7 @@
-"""Exact order of neighbours: the rank of the best positive, and the first R neighbours.
+"""Exact ranks of the best positives, and exact first R neighbours.
 
-One tie rule: similarities that differ by at most TIE_TOLERANCE in float64 are equal, and rank by gallery index, lower first.
+One tie rule: similarities that differ by at most TIE_TOLERANCE in float64 are equal, and rank by gallery index, lower
+first.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def first_positive_ranks(problem: Problem, ks: tuple[int, ...], engine: str) -> 
 
 
 def _count_torch(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound of the number of negatives ahead of the best positive.
+    """Bounds of the number of negatives ahead of the best positive.
 
     Two (Q,) int64, by counting instead of sorting.
     """
@@ -182,7 +183,7 @@ def _count(rows: Tensor) -> Tensor:
 
 
 def _margin(problem: Problem) -> float:
-    """Difference above which two float32 similarities are in their true order and not tied."""
+    """Difference above which the order of two float32 similarities is certain."""
     return 2 * float32_error(problem.queries.shape[1]) + TIE_TOLERANCE
 
 

@@ -1,4 +1,4 @@
-"""Re-ranking of search results by the neighbours of the images: pure functions on tensors.
+"""Re-ranking of search results by the neighbours of the images.
 
 Both methods use the searched images alone, without labels or training.
 """
@@ -216,7 +216,7 @@ def _encode(rows: Tensor, ranking: Tensor, largest: Tensor, k1: int) -> csr_matr
 
 
 def _shared_weight(encoding: csr_matrix, columns: csc_matrix, query: int) -> np.ndarray:
-    """(N,) sums of the smaller of two weights, of one query and each image: the intersection of Eq. 10."""
+    """(N,) intersections of one query with each image. Eq. 10."""
     own = encoding[query]
     others = columns[:, own.indices]  # the images that share a neighbour with the query
     smaller = np.minimum(others.data, np.repeat(own.data, np.diff(others.indptr)))

@@ -67,9 +67,8 @@ def search(
     Order: decreasing float32 similarity; among returned rows of equal float32 similarity the lower index comes first,
     with every engine. Not promised: which of several equally similar rows make the cut at K, and that exact duplicates
     in different places get the same last bit (BLAS rounds by position).
-    Memory beyond inputs and result: normalised copies, 12 bytes per input value; torch about 4 x 4 x CHUNK_ELEMENTS
-    bytes (or one row of similarities, if that is more); faiss on the GPU 256 MiB, which it keeps; faiss on the CPU
-    about 20 MB.
+    Memory beyond inputs and result: normalised copies, 12 bytes per input value; torch 16 x CHUNK_ELEMENTS bytes (or
+    one row of similarities if that is more); faiss 256 MiB on the GPU, which it keeps, 20 MB on the CPU.
     Raises UsageError when K is out of range, shapes disagree, a row holds NaN or infinity, or the engine is not there.
     """
     query_rows = as_rows(queries, "queries")

@@ -55,7 +55,7 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
 
 
 def _read_annotations(file: Path) -> list[tuple[str, int]]:
-    """(file name, class id from 1) of each row of a Cars-196 annotation file."""
+    """(file name, class id from 1) of each row of an annotation file."""
     from scipy.io import loadmat
 
     try:
@@ -76,7 +76,7 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
 
 
 def _class_names(root: Path) -> dict[int, str]:
-    """{1: "1 AM General Hummer SUV 2000", ...}, or {} if no file has the names."""
+    """{1: "1 AM General Hummer SUV 2000", ...}, or {} without names."""
     from scipy.io import loadmat
 
     for name in ("cars_meta.mat", "cars_annos.mat"):

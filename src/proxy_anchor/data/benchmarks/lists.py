@@ -9,7 +9,7 @@ from proxy_anchor.errors import UsageError
 
 
 def require_folder(root: Path | str, benchmark: str) -> Path:
-    """Return `root` as a path, or raise UsageError if it is not a folder."""
+    """Return `root` as a path, or raise UsageError unless it is a folder."""
     root = Path(root)
     if not root.is_dir():
         raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds {benchmark}.")

@@ -1,4 +1,7 @@
-"""Stanford Online Products (Song et al. 2016), class-disjoint by its own lists: Ebay_train.txt and Ebay_test.txt."""
+"""Stanford Online Products (Song et al. 2016), class-disjoint by its own lists.
+
+The lists are Ebay_train.txt and Ebay_test.txt.
+"""
 
 from __future__ import annotations
 
