@@ -33,6 +33,11 @@ class UnreadableImage(UsageError):
     """An image file that is missing, empty, damaged or not an image."""
 
 
+def reason_of(error: BaseException) -> str:
+    """Message of an error on one line, or its type without message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean X?' with the closest known name, or ''."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

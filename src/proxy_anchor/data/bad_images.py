@@ -20,9 +20,9 @@ import pandas as pd
 from PIL import Image
 from tqdm import tqdm
 
-from proxy_anchor.data.images import open_image, reason_of, to_rgb
+from proxy_anchor.data.images import open_image, to_rgb
 from proxy_anchor.data.table import Splits, shorten
-from proxy_anchor.errors import UnreadableImage, UsageError, check_int
+from proxy_anchor.errors import UnreadableImage, UsageError, check_int, reason_of
 from proxy_anchor.utils import write_text
 
 _MIN_SIDE = 32

@@ -12,7 +12,7 @@ import pandas as pd
 
 from proxy_anchor.data.images import IMAGE_SUFFIXES, is_hidden, is_image_file
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
-from proxy_anchor.errors import UsageError, check_int, check_number, did_you_mean
+from proxy_anchor.errors import UsageError, check_int, check_number, did_you_mean, reason_of
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
@@ -135,7 +135,7 @@ def _read_list(file: Path) -> pd.DataFrame:
         raise UsageError(f"dataset.csv={file}: no such file.") from None
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise UsageError(
-            f"{file} is not a well-formed CSV file ({' '.join(str(error).split())}): look for a quote that is not "
+            f"{file} is not a well-formed CSV file ({reason_of(error)}): look for a quote that is not "
             "closed, or a value with a comma that is not in double quotes."
         ) from error
     except (OSError, UnicodeDecodeError) as error:

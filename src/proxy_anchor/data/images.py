@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from proxy_anchor.data.table import ImageTable, natural_key
-from proxy_anchor.errors import UnreadableImage, UsageError
+from proxy_anchor.errors import UnreadableImage, UsageError, reason_of
 from proxy_anchor.utils import available_cpus
 
 # Pillow's exceptions for damaged or malicious files; damaged headers cause MemoryError and NotImplementedError.
@@ -57,11 +57,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")
-
-
-def reason_of(error: BaseException) -> str:
-    """Message of an error on one line, or its type without message."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def read_rgb(

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from proxy_anchor.data.images import is_hidden
 from proxy_anchor.data.table import Splits
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import UsageError, reason_of
 
 # MD5 of the official archives. CUB: from CaltechDATA. Cars in two folders: from torchvision (StanfordCars). SOP and the
 # joint Cars archive: their sites publish none; several public loaders agree on these. In-Shop has none.
@@ -111,9 +111,8 @@ def _local_file(archive: str, downloads: Path) -> Path:
     try:
         return Path(store.fetch(name, downloader=pooch.HTTPDownloader(progressbar=True, timeout=TIMEOUT_S)))
     except requests.RequestException as error:
-        reason = " ".join(str(error).split())
         raise UsageError(
-            f"{archive} cannot be fetched ({reason}): check the address, or fetch the file and pass its path."
+            f"{archive} cannot be fetched ({reason_of(error)}): check the address, or fetch the file and pass its path."
         ) from error
 
 
@@ -154,7 +153,7 @@ def _unpack(archive: Path, folder: Path) -> None:
     except Exception as error:  # damaged bytes raise many types: zlib.error, RuntimeError, EOFError, ...
         if isinstance(error, OSError) and error.errno is not None:
             raise  # from the disk; those of gzip and bz2 have no number
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(
-            f"{archive} is damaged, cut off or encrypted ({reason}): fetch it again, or unpack it with another program."
+            f"{archive} is damaged, cut off or encrypted ({reason_of(error)}): fetch it again, or unpack it with "
+            "another program."
         ) from error

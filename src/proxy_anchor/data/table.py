@@ -202,8 +202,8 @@ def require_benchmark(
     difference = f"expected {_describe(expected)}; found {_describe(found)}" + (f" ({hint})" if hint else "")
     if not allow_partial or not len(splits.train) or not len(splits.query):
         raise UsageError(
-            f"{splits.name} is not the whole benchmark: {difference}. Complete the download (src/check.py lists missing "
-            "images), or set dataset.allow_partial=true for numbers that cannot be compared with the paper's."
+            f"{splits.name} is not the whole benchmark: {difference}. Complete the download (src/check.py lists "
+            "missing images), or set dataset.allow_partial=true for numbers that cannot be compared with the paper's."
         )
     notice = f"partial {splits.name}, not comparable with the paper: {difference}."
     return replace(splits, notice=notice + (f" {splits.notice}" if splits.notice else ""))

@@ -16,7 +16,7 @@ from pytorch_metric_learning import losses
 from pytorch_metric_learning.distances import CosineSimilarity
 from torch import Tensor, nn
 
-from proxy_anchor.errors import UsageError, check_int, check_number
+from proxy_anchor.errors import UsageError, check_int, check_number, reason_of
 from proxy_anchor.losses.base import MetricLoss
 
 # Names of C and D in the library's losses.
@@ -64,7 +64,7 @@ class PMLLoss(MetricLoss):
         try:
             self.loss = loss(**arguments)
         except _REFUSALS as error:
-            raise UsageError(f"loss: {name} does not accept these arguments ({_reason(error)}).") from error
+            raise UsageError(f"loss: {name} does not accept these arguments ({reason_of(error)}).") from error
         self.miner = miner
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -76,11 +76,9 @@ class PMLLoss(MetricLoss):
             return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))
         except _REFUSALS as error:
             name = type(self.loss).__name__ + ("" if self.miner is None else f" with {type(self.miner).__name__}")
-            raise UsageError(f"loss: {name} does not take these embeddings with labels ({_reason(error)}).") from error
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+            raise UsageError(
+                f"loss: {name} does not take these embeddings with labels ({reason_of(error)})."
+            ) from error
 
 
 def _parameters(made: type) -> set[str]:

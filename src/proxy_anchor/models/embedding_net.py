@@ -16,7 +16,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, reason_of
 from proxy_anchor.models.pooling import POOLINGS
 from proxy_anchor.models.weights import create_pretrained
 
@@ -174,11 +174,15 @@ def check_drop_path(drop_path: object) -> None:
         raise UsageError("backbone.drop_path=1: every block would be skipped; expected a number below 1.")
 
 
+def _without_memory(name: str, **timm_kwargs: Any) -> nn.Module:
+    with torch.device("meta"):
+        return timm.create_model(name, pretrained=False, **timm_kwargs)
+
+
 def _require_drop_path(backbone: str, timm_kwargs: dict) -> None:
     """Raise UsageError if the network has no paths to drop."""
     try:
-        with torch.device("meta"):
-            model = timm.create_model(backbone, pretrained=False, **timm_kwargs)
+        model = _without_memory(backbone, **timm_kwargs)
         paths = [module for module in model.modules() if isinstance(module, DropPath) and module.drop_prob]
     except TypeError:  # the constructor has no such argument
         paths = []
@@ -190,8 +194,7 @@ def _require_drop_path(backbone: str, timm_kwargs: dict) -> None:
 
 def _require_same_tensors(model: nn.Module, source: str, architecture: str, pooling: str, image_size: int) -> None:
     """Raise UsageError if the model differs from timm's network of that name."""
-    with torch.device("meta"):
-        plain = timm.create_model(architecture, pretrained=False, **_inspect(architecture, pooling, image_size)[2])
+    plain = _without_memory(architecture, **_inspect(architecture, pooling, image_size)[2])
     shapes = [{name: value.shape for name, value in each.state_dict().items()} for each in (model, plain)]
     if shapes[0] != shapes[1]:
         raise UsageError(
@@ -205,13 +208,11 @@ def _fixed_size(backbone: str) -> tuple[int, ...] | None:
     architecture = backbone
     if ":" in backbone:
         try:
-            with torch.device("meta"):
-                architecture = timm.create_model(backbone, pretrained=False).pretrained_cfg["architecture"]  # type: ignore[index,assignment]
+            architecture = _without_memory(backbone).pretrained_cfg["architecture"]  # type: ignore[index,assignment]
         except Exception as error:  # missing files, other JSON, no network, a model of another library
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise UsageError(
-                f"backbone {backbone} cannot be opened ({reason}): expected hf-hub:ORG/NAME or local-dir:FOLDER with a "
-                "config.json of timm's."
+                f"backbone {backbone} cannot be opened ({reason_of(error)[:300]}): expected hf-hub:ORG/NAME or "
+                "local-dir:FOLDER with a config.json of timm's."
             ) from error
     if not timm.is_model(architecture):
         close = difflib.get_close_matches(backbone, timm.list_models(), n=3, cutoff=0.5)
@@ -236,8 +237,8 @@ def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, d
         attempts = [bare]
     for kwargs in attempts:
         try:
+            model = _without_memory(backbone, **kwargs).eval()
             with torch.device("meta"), torch.no_grad():
-                model = timm.create_model(backbone, pretrained=False, **kwargs).eval()
                 output = model(torch.zeros(1, 3, image_size, image_size))
             if not isinstance(output, Tensor):
                 raise TypeError("it returns several outputs")
@@ -252,6 +253,7 @@ def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, d
         if output.ndim == 4 and output.shape[1] == channels and "global_pool" in kwargs:
             return False, output.shape[1], kwargs
     else:
-        reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
-        raise UsageError(f"backbone {backbone} does not accept {image_size} x {image_size} images ({reason}).")
+        raise UsageError(
+            f"backbone {backbone} does not accept {image_size} x {image_size} images ({reason_of(failure)[:300]})."
+        )
     raise UsageError(f"backbone {backbone} has no feature map to pool: set backbone.pooling=own instead of {pooling}.")

@@ -15,7 +15,7 @@ import timm
 from timm.models import load_state_dict, remap_state_dict, set_pretrained_check_hash
 from torch import nn
 
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import UsageError, reason_of
 from proxy_anchor.models import registered  # noqa: F401  (registers the networks that timm lacks)
 
 
@@ -36,8 +36,8 @@ def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.
         config = timm.models.get_pretrained_cfg(name)
         source = (config and (config.hf_hub_id or config.url)) or "published weights"
         raise UsageError(
-            f"the pretrained weights of {name} cannot be loaded from {source} ({_reason(error)}). Fetch that file "
-            "elsewhere and pass backbone.weights=FILE, or train from scratch with backbone.pretrained=false."
+            f"the pretrained weights of {name} cannot be loaded from {source} ({reason_of(error)[:300]}). Fetch "
+            "that file elsewhere and pass backbone.weights=FILE, or train from scratch with backbone.pretrained=false."
         ) from error
 
 
@@ -70,7 +70,7 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
             state = convert(state, model)
     except Exception as error:  # zip, pickle and safetensors errors have no common base
         raise UsageError(
-            f"backbone.weights={file} cannot be read as a state dict of {name} ({_reason(error)})."
+            f"backbone.weights={file} cannot be read as a state dict of {name} ({reason_of(error)[:300]})."
         ) from error
     classifiers = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr,operator]
     classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
@@ -79,12 +79,8 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise UsageError(
-            f"backbone.weights={file} does not fit {name} ({_reason(error)}): pass the weights of this network."
+            f"backbone.weights={file} does not fit {name} ({reason_of(error)[:300]}): pass the weights of this network."
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _packaged_file(name: str) -> Path | None:
