@@ -48,7 +48,7 @@ class ImageDataModule(pl.LightningDataModule):
         batch_size: training images per step, over all devices.
         eval_batch_size: images per evaluation step and device (default: batch_size).
         images_per_class: K of P x K batches (see `PKBatches`); None shuffles.
-        seed: of the training order and crops, which depend on nothing but it and the epoch.
+        seed: of the training order and crops, which depend only on the seed and the epoch.
         num_workers: decoding processes; None: the available CPUs, at most 16.
         crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
         brightness, contrast, saturation, hue, grayscale: of training images, see `RandomColors`.

@@ -69,7 +69,7 @@ def search(
     in different places get the same last bit (BLAS rounds by position).
     Memory beyond inputs and result: normalised copies, 12 bytes per input value; torch 16 x CHUNK_ELEMENTS bytes (or
     one row of similarities if that is more); faiss 256 MiB on the GPU, which it keeps, 20 MB on the CPU.
-    Raises UsageError when K is out of range, shapes disagree, a row holds NaN or infinity, or the engine is not there.
+    Raises UsageError when K is out of range, shapes disagree, a row holds NaN or infinity, or the engine is missing.
     """
     query_rows = as_rows(queries, "queries")
     gallery_rows = query_rows if gallery is queries else as_rows(gallery, "gallery").to(query_rows.device)
