@@ -76,23 +76,19 @@ class CroppedBatches:
         make = self._on_device if self.decoded.values.device == self.labels.device else self._from_host
         yield from make()
 
-    def _windows(self, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows (B,) and windows (B, 5) of a batch of epoch * N + row."""
-        epochs, rows = np.divmod(items, self.num_images)
-        boxes = self.crops.boxes(int(epochs[0]), rows, self._heights[rows], self._widths[rows])
-        top, left, height, width, mirror = boxes.T
-        start = self._offsets[rows] + 3 * (top * self._widths[rows] + left)
-        return rows, np.stack([start, self._widths[rows], height, width, mirror], axis=1)
+    def _table(self, items: np.ndarray) -> np.ndarray:
+        """(B, 6) int64 windows and rows of images, or (B, 12) with colour maps.
 
-    def _colors(self, items: np.ndarray) -> np.ndarray:
-        """Colour maps of a batch: (B, 6) int64 of two float32 each.
-
-        (B, 0) if colours do not vary.
+        items: (B,) epoch * N + row. An int64 of the colour maps holds two float32.
         """
-        if not self.crops.colors.is_on:
-            return np.empty((len(items), 0), dtype=np.int64)
         epochs, rows = np.divmod(items, self.num_images)
-        return self.crops.colors.maps(int(epochs[0]), rows).view(np.int64)
+        epoch, heights, widths = int(epochs[0]), self._heights[rows], self._widths[rows]
+        top, left, height, width, mirror = self.crops.boxes(epoch, rows, heights, widths).T
+        start = self._offsets[rows] + 3 * (top * widths + left)
+        table = np.stack([start, widths, height, width, mirror, rows], axis=1)
+        if not self.crops.colors.is_on:
+            return table
+        return np.concatenate([table, self.crops.colors.maps(epoch, rows).view(np.int64)], axis=1)
 
     def _make(self, values: Tensor, table: Tensor) -> Batch:
         """Make a batch from its table: windows, image rows, colour maps."""
@@ -103,11 +99,8 @@ class CroppedBatches:
 
     def _on_device(self) -> Iterator[Batch]:
         for batch in self.batch_sampler:
-            items = np.array(batch)
-            rows, windows = self._windows(items)
             # One small asynchronous copy per step, queued after the previous step.
-            table = self._send(np.concatenate([windows, rows[:, None], self._colors(items)], axis=1))
-            yield self._make(self.decoded.values, table)
+            yield self._make(self.decoded.values, self._send(self._table(np.array(batch))))
 
     def _send(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -123,22 +116,22 @@ class CroppedBatches:
             while waiting:
                 yield self._unpack(*waiting.popleft().result())
 
-    def _pack(self, items: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _pack(self, items: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Concatenated windows of a batch, and their table (see `_make`)."""
-        rows, windows = self._windows(items)
-        heights, widths = windows[:, 2], windows[:, 3]
+        table = self._table(items)
+        heights, widths = table[:, 2], table[:, 3]
         lengths = 3 * heights * widths
         starts = lengths.cumsum() - lengths
         packed = torch.empty(int(lengths.sum()), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         flat, source = packed.numpy(), self.decoded.values.numpy()
-        for (first, stride, height, width, _), start in zip(windows, starts, strict=True):
+        for (first, stride, height, width), start in zip(table[:, :4], starts, strict=True):
             window = np.lib.stride_tricks.as_strided(source[first:], (height, 3 * width), (3 * stride, 1))
             flat[start : start + 3 * height * width].reshape(height, 3 * width)[:] = window
-        table = np.stack([starts, widths, heights, widths, windows[:, 4], rows], axis=1)
-        return packed, torch.from_numpy(np.concatenate([table, self._colors(items)], axis=1))
+        table[:, 0], table[:, 1] = starts, widths  # of the packed windows
+        return packed, table
 
-    def _unpack(self, packed: Tensor, table: Tensor) -> Batch:
-        return self._make(packed.to(self.device, non_blocking=True), self._send(table.numpy()))
+    def _unpack(self, packed: Tensor, table: np.ndarray) -> Batch:
+        return self._make(packed.to(self.device, non_blocking=True), self._send(table))
 
 
 class StoredBatches:
