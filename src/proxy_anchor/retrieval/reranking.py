@@ -171,39 +171,24 @@ def _largest_distance(rows: Tensor) -> Tensor:
     return torch.cat(parts).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
-def _reciprocal(ranking: Tensor, k: int) -> Tensor:
-    """(N, k + 1) bool: which of the first k + 1 neighbours are mutual. Eq. 3."""
-    forward = ranking[:, : k + 1]
-    own = torch.arange(len(ranking), device=ranking.device)[:, None, None]
-    parts = [
-        (forward[forward[chunk]] == own[chunk]).any(2) for chunk in row_chunks(len(ranking), forward.shape[1] ** 2)
-    ]
-    return torch.cat(parts)
+def _mutual(ranking: Tensor, k: int) -> list[set[int]]:
+    """Mutual neighbours of each row, among the first k and itself. Eq. 3."""
+    first = [set(row) for row in ranking[:, : k + 1].tolist()]
+    return [{other for other in row if own in first[other]} for own, row in enumerate(first)]
 
 
 def _encode(rows: Tensor, ranking: Tensor, largest: Tensor, k1: int) -> csr_matrix:
-    """Sparse (N, N): weights of each row's extended reciprocal neighbours. Eq. 5 and 7.
+    """Sparse (N, N): weights of each row's extended mutual neighbours. Eq. 5 and 7.
 
     The weights are exp(-distance), scaled so that each row sums to 1.
     """
-    n, half = len(rows), round(k1 / 2)
-    near, reciprocal = ranking[:, : k1 + 1], _reciprocal(ranking, k1)
-    half_near, half_reciprocal = ranking[:, : half + 1], _reciprocal(ranking, half)
-    own, members = [], []
-    for chunk in row_chunks(n, near.shape[1] ** 2 * half_near.shape[1]):
-        mine = torch.where(reciprocal[chunk], near[chunk], -1)  # (b, k1 + 1); -1: not mutual
-        candidates = half_near[near[chunk]]  # (b, k1 + 1, half + 1) neighbours of each neighbour
-        valid = half_reciprocal[near[chunk]] & reciprocal[chunk][:, :, None]
-        in_mine = (candidates[:, :, :, None] == mine[:, None, None, :]).any(3) & valid
-        taken = in_mine.sum(2) > 2 / 3 * valid.sum(2)  # Eq. 5: more than two thirds are members
-        extended = torch.where(valid & taken[:, :, None], candidates, -1).flatten(1)
-        everything = torch.cat([mine, extended], dim=1)
-        index = torch.arange(chunk.start, chunk.stop, device=rows.device)[:, None].expand_as(everything)
-        kept = everything >= 0
-        own.append(index[kept])
-        members.append(everything[kept])
-    pairs = torch.stack([torch.cat(own), torch.cat(members)])
-    pairs = pairs.unique(dim=1)  # sorted by row
+    n, near, half = len(rows), _mutual(ranking, k1), _mutual(ranking, round(k1 / 2))
+    members = []
+    for base in near:
+        extension = [half[other] for other in base if len(half[other] & base) > 2 / 3 * len(half[other])]
+        members.append(sorted(base.union(*extension)))
+    own = [row for row, each in enumerate(members) for _ in each]
+    pairs = torch.tensor([own, [other for each in members for other in each]], device=rows.device)
     distance = torch.cat(
         [
             (2 - 2 * (rows[pairs[0, chunk]] * rows[pairs[1, chunk]]).sum(1)) / largest[pairs[0, chunk]]
