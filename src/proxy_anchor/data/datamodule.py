@@ -203,7 +203,7 @@ class ImageDataModule(pl.LightningDataModule):
             return "cpu", "none" if cache == "auto" else cache
         if cache != "auto":
             return "gpu", cache
-        needed = self._bytes_needed()
+        needed = 3 * (int(self._train_sizes.prod(1).sum()) + self.num_eval_images * self.eval_crop.crop**2)  # bytes
         room = {"gpu": torch.cuda.mem_get_info(self._device)[0], "ram": free_memory()}
         fitting = [place for place, free in room.items() if needed <= _SHARE * free]
         choice = ("gpu", fitting[0]) if fitting else ("cpu", "none")
@@ -219,11 +219,6 @@ class ImageDataModule(pl.LightningDataModule):
     @cached_property
     def _train_sizes(self) -> torch.Tensor:
         return kept_sizes(self.splits.train, self._form, self.num_workers)
-
-    def _bytes_needed(self) -> int:
-        """Size of the decoded images of all tables."""
-        sizes = self._train_sizes
-        return 3 * (int(sizes.prod(1).sum()) + self.num_eval_images * self.eval_crop.crop**2)
 
     def _on_gpu(self, table: ImageTable, form: Form) -> DecodedImages:
         trainer: Any = self.trainer

@@ -301,11 +301,9 @@ def as_rows(embeddings: Tensor | np.ndarray, name: str) -> Tensor:
 def normalise(rows: Tensor, name: str) -> Tensor:
     """(rows, D) float64 unit vectors; zero rows stay zero.
 
-    Raises UsageError that counts rows with NaN or infinity: comparisons with NaN are false, so a metric that counts
-    ranks would report 100 %.
+    Raises UsageError for NaN or infinity. Comparisons with NaN are false, so a metric would count every row as a hit.
     """
-    bad = int((~rows.isfinite()).any(1).sum())
-    if bad:
+    if bad := int((~rows.isfinite()).any(1).sum()):
         raise UsageError(
             f"{bad} of {len(rows)} {name} embeddings hold NaN or infinity; nothing was searched. Look for a diverged "
             "loss or a half-precision overflow in the network."
