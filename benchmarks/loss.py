@@ -31,7 +31,8 @@ from common import graphed, interleaved_seconds, make_parser, median_ratio, peak
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxy_anchor.losses.proxy_anchor import proxy_anchor_loss, unit_length
+from proxy_anchor.losses.base import unit_length
+from proxy_anchor.losses.proxy_anchor import proxy_anchor_loss
 from proxy_anchor.training.compile import compile_loss
 
 try:

@@ -15,7 +15,7 @@ def check(cfg: DictConfig) -> bool:
     """Whether all listed images can be used; prints those that cannot and, as notes, those that are odd."""
     from hydra.utils import instantiate
 
-    from proxy_anchor.data.bad_images import UNUSABLE, check_images, format_findings, write_findings
+    from proxy_anchor.data.bad_images import BAD, check_images, format_findings, write_findings
 
     config.make_paths_absolute(cfg)
     if "allow_partial" in cfg.dataset:
@@ -26,7 +26,7 @@ def check(cfg: DictConfig) -> bool:
     print(format_findings(findings, sum(len(table) for table in splits.tables.values())))
     if cfg.output is not None:
         write_findings(Path(cfg.output), findings)
-    return not any(finding.kind in UNUSABLE for finding in findings)
+    return not any(finding.kind in BAD for finding in findings)
 
 
 def main(cfg: DictConfig) -> None:

@@ -18,7 +18,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from hydra.utils import instantiate
     from torch import nn
 
-    from proxy_anchor.data.bad_images import naming_all_unusable
+    from proxy_anchor.data.bad_images import naming_bad_images
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.retrieval.clustering import nmi
     from proxy_anchor.retrieval.metrics import map_at_r, r_precision
@@ -65,7 +65,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     seen = set(saved.metadata["classes"]) & set(splits.query.classes)
     if seen:
         print(f"note: {len(seen)} of {splits.query.num_classes} searched classes have the name of a class trained on.")
-    with naming_all_unusable(splits):
+    with naming_bad_images(splits):
         compilation = config.compilation(trained, data.num_eval_images)  # as training did, for equal numbers
         trainer.validate(MetricLearner(net, nn.Identity(), **compilation), data, verbose=False)
 
@@ -82,7 +82,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if cfg.rerank != "none":
         results |= reranked_metrics(cfg.rerank, embeddings[0], splits.query.labels, list(recalls), **gallery)
     if cfg.nmi:
-        results["nmi"] = nmi(embeddings[0], splits.query.labels, engine=cfg.search_engine.name)
+        results["nmi"] = nmi(embeddings[0], splits.query.labels)
     others = {name: value for name, value in results.items() if not name.startswith("recall_at")}
     print("  ".join(f"{name} {100 * value:.2f}" for name, value in others.items()))
     if cfg.output is not None:

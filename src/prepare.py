@@ -12,7 +12,7 @@ from proxy_anchor.errors import UsageError
 
 
 def main(cfg: DictConfig) -> None:
-    """Fetch, verify, unpack and count; what stands complete under dataset.root is left alone."""
+    """HostCopy, verify, unpack and count; what stands complete under dataset.root is left alone."""
     from hydra.utils import instantiate
 
     from proxy_anchor.data.prepare import prepare

@@ -28,7 +28,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
-    from proxy_anchor.data.bad_images import naming_all_unusable
+    from proxy_anchor.data.bad_images import naming_bad_images
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.reports.run import finish_run, make_result
     from proxy_anchor.training.callbacks.checkpoint import LAST, BackgroundWriter, previous_version, run_checkpoints
@@ -87,7 +87,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     learner = MetricLearner(net, loss, **config.learning(cfg), metadata=metadata, **compilation)
 
     print(f"run folder: {folder}", data.describe(), config.describe_training(cfg), sep="\n", flush=True)
-    with entry.explained(cfg), naming_all_unusable(data.splits, data.on_bad_image):
+    with entry.explained(cfg), naming_bad_images(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
             config.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run writes nothing

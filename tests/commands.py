@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.training import run_lock
-from proxy_anchor.utils import NOTICES
+from proxy_anchor.utils import STOP_SIGNALS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -80,7 +80,7 @@ def run_entry(
 def _run_here(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     printed, said, code = StringIO(), StringIO(), 0
     arguments, place, filters = sys.argv, Path.cwd(), warnings.filters[:]
-    handlers, environment = {each: signal.getsignal(each) for each in NOTICES}, dict(os.environ)
+    handlers, environment = {each: signal.getsignal(each) for each in STOP_SIGNALS}, dict(os.environ)
     try:
         sys.argv = command
         os.chdir(cwd)

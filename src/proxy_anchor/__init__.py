@@ -1,6 +1,6 @@
 """Proxy-Anchor deep metric learning: losses, embedding networks, exact retrieval and its metrics.
 
-The public names below are loaded on first use, so that a command pays only for what it needs.
+Public names are imported on first use, so a command imports only what it needs.
 """
 
 from __future__ import annotations

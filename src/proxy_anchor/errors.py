@@ -1,6 +1,6 @@
-"""The one exception that a user is meant to read.
+"""Exceptions with a message for the user, and checks of arguments.
 
-Entry points print it as a single line and exit with code 2; everything else keeps its traceback.
+Entry points print a UsageError as a single line and exit with code 2; every other exception keeps its traceback.
 """
 
 from __future__ import annotations
@@ -9,31 +9,37 @@ import difflib
 import math
 from collections.abc import Iterable
 
-USAGE_ERROR = 2  # exit code after an error that a user can repair
-STOPPED = 75  # sysexits.h's "temporary failure, try again": the same command continues the run
+USAGE_ERROR = 2  # exit code of an error that the user can repair
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
 
 
 class UsageError(ValueError):
-    """Something the user can repair: a bad argument, a missing file, an unreadable image.
+    """An error that the user can repair.
 
-    The message is one line that names the thing, what was expected, what was found, and the repair.
+    Examples are a bad argument, a missing file and an unreadable image. The message is one line: argument, expected,
+    received, repair.
     """
 
 
 class AgreedError(UsageError):
-    """Raised by all processes of a run alike, or by those that were told by the first: the first one says it for all."""
+    """A UsageError that all ranks raise together; only rank 0 prints it."""
 
 
 class FolderTaken(UsageError):
-    """Raised where the folder of a run holds another one, before anything is written: it stays as it is."""
+    """The run folder already holds another run. Raised before anything is written."""
 
 
 class UnreadableImage(UsageError):
-    """An image file that is missing, empty, damaged or no image; the message names it."""
+    """An image file that is missing, empty, damaged or not an image."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Message of an error on one line, or its type without message."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' Did you mean X?' for a misspelt name, or '' when nothing known is close."""
+    """' Did you mean X?' with the closest known name, or ''."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -47,7 +53,7 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
 
 
 def check_int(name: str, value: object, minimum: int) -> None:
-    """Raise UsageError unless `value` is an int (not a bool) of at least `minimum`."""
+    """Raise UsageError unless `value` is an int of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise UsageError(f"{name}={value!r}: expected a whole number of at least {minimum}.")
 
@@ -55,7 +61,10 @@ def check_int(name: str, value: object, minimum: int) -> None:
 def check_number(
     name: str, value: object, minimum: float, *, maximum: float = math.inf, exclusive: bool = False
 ) -> None:
-    """Raise UsageError unless `value` is a finite number in [minimum, maximum] (or above `minimum` if exclusive)."""
+    """Raise UsageError unless `value` is a finite number in [minimum, maximum].
+
+    exclusive: in (minimum, maximum].
+    """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value < minimum or value > maximum or (exclusive and value == minimum):  # type: ignore[operator]
         bound = f"above {minimum:g}" if exclusive else f"of at least {minimum:g}"

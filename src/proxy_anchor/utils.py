@@ -1,4 +1,4 @@
-"""Small tools for every room: files, processor cores, memory, device-to-host copies."""
+"""Shared helpers: files, CPU count, memory, device-to-host copies."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ from proxy_anchor.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-FAILURE_FILE = "error.txt"  # in the folder of a failed run: the trace, and the reason as its last line
+FAILURE_FILE = "error.txt"  # in the folder of a failed run: the traceback; its last line is the reason
 
-# To save and to stop; SIGUSR2 is submitit's, which SLURM sends to all processes of a job.
-NOTICES = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
+# A run saves and stops on these. SIGUSR2: submitit asks SLURM to send it to all processes of a job.
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 
-JOBS_AT_ONCE = "PROXY_ANCHOR_JOBS_AT_ONCE"  # set by a launcher: how many jobs share this host's cores
-
-
-def usable_cores() -> int:
-    """Those that it may use, or all (macOS, Windows)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+JOBS_AT_ONCE = "PROXY_ANCHOR_JOBS_AT_ONCE"  # set by a launcher: number of jobs that share this host's CPUs
 
 
-def own_cores() -> int:
-    """Its share of them, at least 1: they are divided among a host's ranks and a launcher's jobs."""
-    return max(
-        1, usable_cores() // math.prod(int(os.environ.get(each, "1")) for each in ("LOCAL_WORLD_SIZE", JOBS_AT_ONCE))
-    )
+def available_cpus() -> int:
+    """Number of CPUs for this process, at least 1.
+
+    The CPUs of the host are divided among its ranks and the jobs of a launcher.
+    """
+    # macOS and Windows have no CPU affinity.
+    total = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    sharing = math.prod(int(os.environ.get(each, "1")) for each in ("LOCAL_WORLD_SIZE", JOBS_AT_ONCE))
+    return max(1, total // sharing)
 
 
 @cache
 def have_triton() -> bool:
-    """Whether there is Triton (its wheels exist for Linux only) and what it builds its link to the card with."""
+    """Whether Triton is installed and can compile for this GPU."""
     try:
         from triton.runtime import driver
 
-        driver.active.get_current_target()  # builds the link, for which it needs a C compiler
+        driver.active.get_current_target()  # compiles a C extension, which needs a C compiler
     except (ImportError, RuntimeError, OSError, CalledProcessError):
         return False
     return True
@@ -56,22 +55,22 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what tensors free for the next tensors, instead of giving it back to the system.
+    """Let glibc keep freed memory for the next tensors.
 
-    By default glibc maps every large block anew and unmaps it when it is freed, so that each layer of a network writes to
-    pages that the system first has to find and clear: on a CPU that costs more than the layer. The process then holds its
-    peak of memory until it ends. Returns whether it was done: only with glibc (Linux).
+    By default glibc maps each large block anew and unmaps it when it is freed, so every layer of a network writes to
+    pages that the kernel has to find and clear first. On a CPU this costs more than the layer itself. With this
+    setting the process holds its peak memory until it ends. Returns whether it took effect: with glibc (Linux) only.
     """
     if not sys.platform.startswith("linux"):
         return False
-    with suppress(OSError, AttributeError):  # another C library (musl) has no mallopt
+    with suppress(OSError, AttributeError):  # other C libraries (musl) have no mallopt
         mallopt = ctypes.CDLL(None).mallopt
         return bool(mallopt(_M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
     return False
 
 
-class Fetch:
-    """A tensor on its way to the host. The copy is queued here; only who looks at it waits, and only for this copy."""
+class HostCopy:
+    """Asynchronous device-to-host copy; `get()` blocks."""
 
     def __init__(self, values: Tensor) -> None:
         self._host, self._copied = values, None
@@ -83,7 +82,7 @@ class Fetch:
             self._copied = torch.cuda.current_stream(values.device).record_event()
 
     def get(self) -> Tensor:
-        """The tensor, on the CPU."""
+        """Wait for the copy and return the tensor on the CPU."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host
@@ -94,43 +93,49 @@ CLASSES_FILE = "classes.json"  # the classes that a run trains on and searches
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON aside and rename it, so that a reader never sees half a file."""
+    """Write JSON atomically."""
     write_text(file, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write text aside and rename it. File names that are not UTF-8 are written with backslashes."""
-    aside = file.with_name(file.name + ".tmp")
-    aside.write_text(text, encoding="utf-8", errors="backslashreplace")
-    aside.replace(file)
+    """Write a string atomically: to a temporary file, which is then renamed.
+
+    Characters that UTF-8 cannot encode (file names in another encoding) are escaped with backslashes.
+    """
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    temporary.replace(file)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run, or None. Raises UsageError when its file is damaged."""
+    """Result of a finished run, or None. Raises UsageError for a damaged file."""
     try:
         return json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except ValueError as error:  # no JSON, or no text
+    except ValueError as error:  # not JSON, or not UTF-8
         raise UsageError(
-            f"{folder / RESULT_FILE} is damaged ({error}): remove it, and the run's own command makes it again."
+            f"{folder / RESULT_FILE} is damaged ({error}): remove it, and the run's own command writes it again."
         ) from error
 
 
 def selecting_recall(result: Mapping[str, Any]) -> float:
-    """The smallest K's Recall that selected the epoch of a finished run (held-out classes, folds, or test), in [0, 1]."""
+    """Recall in [0, 1] that selected the epoch of a finished run.
+
+    Recall at the smallest K, on held-out classes, folds or test classes.
+    """
     selected = result["selected"]
     return next(iter((selected.get("validation") or selected["recall"]).values()))
 
 
 def rank() -> int:
-    """This process's place among those that train together, whoever started them: this package, torchrun or SLURM."""
+    """Global rank of this process, for launches by this package, torchrun or SLURM."""
     for name in ("RANK", "SLURM_PROCID"):
         if name in os.environ:
             return int(os.environ[name])
     return 0
 
 
-def one_of_several() -> bool:
-    """Whether this process trains together with others, whoever started them: this package, torchrun or srun."""
+def is_distributed() -> bool:
+    """Whether this process is one rank of several (this package, torchrun, srun)."""
     return "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1

@@ -17,7 +17,7 @@ from PIL import Image
 from processes import permissions_count
 
 from proxy_anchor.cli import config
-from proxy_anchor.data.bad_images import UNUSABLE, check_images, leave_out_unusable, naming_all_unusable
+from proxy_anchor.data.bad_images import BAD, check_images, drop_bad_images, naming_bad_images
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.errors import UnreadableImage, UsageError
 from proxy_anchor.training.module import MetricLearner
@@ -114,7 +114,7 @@ def test_check_finds_two_per_cent_of_every_kind_in_5000_images(tmp_path):
         list(DAMAGE.values())[number % len(DAMAGE)](path)
     findings = check_images(load_folder(tmp_path / "many", verify_files=False), progress=False)
     assert (len(paths), len(bad)) == (5000, 100)
-    assert {each.path for each in findings if each.kind in UNUSABLE} == set(bad)
+    assert {each.path for each in findings if each.kind in BAD} == set(bad)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_skip_on_clean_images_changes_nothing(tmp_path):
     make_folder(tmp_path / "mine", part="train")
     make_folder(tmp_path / "mine", part="test", classes=2)
     splits = load_folder(tmp_path / "mine")
-    assert leave_out_unusable(splits, progress=False) is splits
+    assert drop_bad_images(splits, progress=False) is splits
     result, folder = run(tmp_path / "mine", "data.on_bad_image=skip")
     assert result["num_skipped_images"] == 0
     assert not (folder / "bad_images.txt").exists()
@@ -173,7 +173,7 @@ def test_a_class_that_loses_all_its_images_is_gone(broken):
     for path in (root / "train" / "class4").iterdir():
         path.unlink(missing_ok=True)
         path.write_bytes(b"")
-    splits = leave_out_unusable(load_folder(root, verify_files=False), progress=False)
+    splits = drop_bad_images(load_folder(root, verify_files=False), progress=False)
     assert "class4" not in splits.train.classes
     assert sorted(set(splits.train.labels.tolist())) == list(range(splits.train.num_classes))
     names = [splits.train.classes[label] for label in splits.train.labels]
@@ -186,7 +186,7 @@ def test_nothing_left_to_train_on_is_refused(broken):
         path.unlink()
         path.write_bytes(b"no image")
     with pytest.raises(UnreadableImage, match=r"^none of the 100 training images can be used"):
-        leave_out_unusable(load_folder(root, verify_files=False), progress=False)
+        drop_bad_images(load_folder(root, verify_files=False), progress=False)
 
 
 def test_searched_images_are_never_left_out(broken):
@@ -217,7 +217,7 @@ def test_a_checkpoint_of_such_a_run_is_evaluated_without_its_training_images(bro
     searched.query.paths[3].write_bytes(b"")
     with (
         pytest.raises(UnreadableImage, match=r"^1 searched images cannot be used: .*\(empty\)"),
-        naming_all_unusable(searched),
+        naming_bad_images(searched),
     ):
         raise UnreadableImage("one of them")
 

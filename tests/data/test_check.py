@@ -12,7 +12,7 @@ from PIL import Image
 
 from check import check
 from proxy_anchor.cli import main as entry
-from proxy_anchor.data.bad_images import ODD, UNUSABLE, check_images, format_findings
+from proxy_anchor.data.bad_images import BAD, ODD, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
@@ -150,8 +150,8 @@ def test_the_command_lists_all_and_exits_with_1(tmp_path):
     assert lines[-1].startswith("checked 22 images, 3 cannot be used: 1 missing, 1 empty, 1 corrupt, 10 format, ")
     with (tmp_path / "list.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["path"] for row in rows if row["kind"] in UNUSABLE] == [str(path) for path in images[:3]]
-    assert {row["kind"] for row in rows} <= {*UNUSABLE, *ODD}
+    assert [row["path"] for row in rows if row["kind"] in BAD] == [str(path) for path in images[:3]]
+    assert {row["kind"] for row in rows} <= {*BAD, *ODD}
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cub", "list.csv"]
 

@@ -294,7 +294,9 @@ def test_lists_may_be_written_in_many_ways(images, text):
 
 
 def test_a_row_with_too_many_fields_is_refused(images):
-    assert "more fields than columns" in refused(None, csv_file=make_list(images, PLAIN.replace("red\n", "red,x\n")))
+    assert "Expected 2 fields in line 2, saw 3" in refused(
+        None, csv_file=make_list(images, PLAIN.replace("red\n", "red,x\n"))
+    )
 
 
 def test_commas_line_separators_and_quotes_in_a_value(images):
@@ -308,12 +310,12 @@ def test_commas_line_separators_and_quotes_in_a_value(images):
 
 def test_an_unclosed_quote_does_not_swallow_the_rest(images):
     text = PLAIN.replace("blue1.jpg,blue", 'blue1.jpg,"blue')
-    assert "no well-formed CSV" in refused(None, csv_file=make_list(images, text))
+    assert "not a well-formed CSV" in refused(None, csv_file=make_list(images, text))
 
 
 def test_an_unclosed_quote_in_a_long_list(images):
     text = PLAIN.replace("blue1.jpg,blue", 'blue1.jpg,"blue') + "x.jpg,y\n" * 30_000  # above the csv module's limit
-    assert "no well-formed CSV" in refused(None, csv_file=make_list(images, text))
+    assert "not a well-formed CSV" in refused(None, csv_file=make_list(images, text))
 
 
 def test_paths_start_from_the_root_the_list_or_the_top(images, tmp_path_factory):
@@ -369,7 +371,7 @@ def test_labels_are_texts_with_gaps_sorted_as_numbers(images):
         ("path,label", "path,label,wieght", "unknown column 'wieght'"),
         ("path,label", "path,split", "column 'label' is missing; the first line must read path,label"),
         ("path,label", "label,split", "column 'path' is missing"),
-        ("path,label", "path,label,Label", "column 'label' stands there twice"),
+        ("path,label", "path,label,Label", "column 'label' appears twice"),
         ("path,label\n", "", "unknown column 'red0.jpg'"),
         (",", ";", "separates its columns by ';': save it with commas"),
         (",", "\t", "separates its columns by '\\t': save it with commas"),
@@ -409,7 +411,7 @@ def test_a_list_of_test_images_alone(images):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", "column 'path' is missing"),
+        (b"", "is not a well-formed CSV file (No columns"),
         (b"path,label\n", "lists no images"),
         (b"path,label\n,\n\n", "lists no images"),
         (b"path,label\nred0.jpg,\xe9t\xe9\n", "cannot be read as UTF-8"),

@@ -220,7 +220,7 @@ def test_without_a_card_auto_is_the_reference(table: ImageTable) -> None:
         ({"crop_on": "fast"}, r"^data\.crop_on=fast is not known"),
         ({"cache": "tape"}, r"^data\.cache=tape is not known"),
         ({"crop_on": "cpu", "cache": "gpu"}, r"^data\.crop_on=cpu crops in worker processes"),
-        ({"crop_on": "gpu", "cache": "none"}, r"^data\.crop_on=gpu crops images that are kept"),
+        ({"crop_on": "gpu", "cache": "none"}, r"^data\.crop_on=gpu crops cached images"),
         ({"cache_side": 1.5}, r"^data\.cache_side=1\.5"),
         ({"crop_on": "gpu", "cache": "auto"}, r"^data\.crop_on=gpu needs an NVIDIA GPU"),
         ({"crop_on": "auto", "cache": "gpu"}, r"^data\.cache=gpu needs an NVIDIA GPU"),

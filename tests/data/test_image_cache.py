@@ -15,7 +15,7 @@ from PIL import Image
 from proxy_anchor.data import image_cache as module
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.image_cache import Shrunk, decode_to_device, decode_to_file, free_memory, kept_sizes
-from proxy_anchor.data.images import Pixels, read_rgb
+from proxy_anchor.data.images import DecodedImages, read_rgb
 from proxy_anchor.data.table import ImageTable, make_tables
 from proxy_anchor.errors import UsageError
 
@@ -35,11 +35,11 @@ def table(tmp_path: Path) -> ImageTable:
     return make_tables(rows)[0]
 
 
-def in_memory(table: ImageTable, form: module.Form, num_workers: int = 0) -> Pixels:
+def in_memory(table: ImageTable, form: module.Form, num_workers: int = 0) -> DecodedImages:
     return decode_to_device(table, form, kept_sizes(table, form, num_workers), CPU, num_workers, 0, 1)
 
 
-def assert_holds(pixels: Pixels, table: ImageTable, form: module.Form) -> None:
+def assert_holds(pixels: DecodedImages, table: ImageTable, form: module.Form) -> None:
     assert len(pixels) == len(table)
     for row, path in enumerate(table.paths):
         assert np.array_equal(pixels.array(row), np.asarray(form.keep(read_rgb(path))))
@@ -116,7 +116,7 @@ def test_a_file_that_is_not_whole_is_made_again(table: ImageTable, tmp_path: Pat
 def _slow_build(table: ImageTable, folder: Path, marks: Path) -> None:
     build = module._build
 
-    def slow(*arguments) -> Pixels:
+    def slow(*arguments) -> DecodedImages:
         (marks / f"{os.getpid()}").touch()
         time.sleep(1)
         return build(*arguments)
@@ -181,18 +181,16 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_broken_images_are_all_named(table: ImageTable, tmp_path: Path, num_workers: int) -> None:
-    whole = table.paths[0].read_bytes()
-    table.paths[1].write_bytes(b"")
+def test_a_broken_image_is_named(table: ImageTable, num_workers: int) -> None:
+    whole = table.paths[4].read_bytes()
     table.paths[4].write_bytes(b"no image")
-    with pytest.raises(UsageError, match=r"^2 images cannot be used: .*1\.png.*4\.png"):
+    with pytest.raises(UsageError, match=r"image .*4\.png cannot be read"):
         kept_sizes(table, Shrunk(), num_workers)
     # Broken behind the header: met when the pixels are read.
-    for row in (1, 4):
-        table.paths[row].write_bytes(whole)
+    table.paths[4].write_bytes(whole)
     sizes = kept_sizes(table, Shrunk(), num_workers)
-    table.paths[0].write_bytes(whole[: len(whole) - 200])
-    with pytest.raises(UsageError, match=r"^image .*0\.png cannot be read"):
+    table.paths[4].write_bytes(whole[: len(whole) - 200])
+    with pytest.raises(UsageError, match=r"image .*4\.png cannot be read"):
         decode_to_device(table, Shrunk(), sizes, CPU, num_workers, 0, 1)
 
 

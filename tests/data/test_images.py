@@ -166,14 +166,14 @@ def bad_file(kind: str, folder: Path) -> tuple[Path, str]:
     file = folder / "bad image.jpg"
     contents = {
         "empty": (b"", "empty file"),
-        "text": (b"<html>404 not found</html>\n" * 9, "cannot identify"),
+        "text": (b"<html>404 not found</html>\n" * 9, "no image of a known format"),
         "truncated jpeg": (encoded("JPEG")[:-900], "truncated"),
         "truncated png": (encoded("PNG")[:-900], "truncated"),
         "truncated gif": (encoded("GIF")[:-900], "truncated"),
         "header only": (encoded("JPEG")[:20], "cannot be read"),
         "corrupt png": (encoded("PNG")[:40] + b"\xff" * 400 + encoded("PNG")[440:], "cannot be read"),
         "bomb": (png_of_size(60_000, 60_000), "decompression bomb"),
-        "archive twin": (b"\0\5\x16\7" + b"\0" * 78, "cannot identify"),
+        "archive twin": (b"\0\5\x16\7" + b"\0" * 78, "no image of a known format"),
     }
     if kind == "folder":
         file.mkdir()
@@ -219,7 +219,7 @@ def test_an_error_without_a_message_is_still_one_line(tmp_path, monkeypatch):
     file = tmp_path / "odd.jpg"
     file.write_bytes(b"x")
 
-    def fail(path):
+    def fail(path, **named):
         raise OSError
 
     monkeypatch.setattr(Image, "open", fail)

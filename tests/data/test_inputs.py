@@ -66,8 +66,6 @@ def test_a_decompression_bomb_is_refused_by_its_header() -> None:
     with pytest.raises(UsageError, match=r"3000 x 2000 pixels; at most 1,000,000"):
         open_input(png_header(3000, 2000), max_pixels=1_000_000)
     with pytest.raises(UsageError, match=r"decompression bomb|exceeds limit"):
-        open_input(png_header(20_000, 6_000))
-    with pytest.raises(UsageError, match=r"decompression bomb|exceeds limit"):
         open_input(png_header(60_000, 60_000))
 
 

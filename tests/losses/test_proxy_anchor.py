@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
-from proxy_anchor.losses.proxy_anchor import proxy_anchor_loss, unit_length
+from proxy_anchor.losses.base import unit_length
+from proxy_anchor.losses.proxy_anchor import proxy_anchor_loss
 
 GOLDEN = np.load(Path(__file__).parents[1] / "fidelity" / "proxy_anchor.npz")
 CASES = sorted({key.split("/")[0] for key in GOLDEN})

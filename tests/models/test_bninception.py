@@ -228,7 +228,7 @@ def test_an_altered_published_file_is_refused(
     else:
         torch.save(as_published, altered)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(UsageError, match=r"cut short or altered|invalid hash") as caught:
+    with pytest.raises(UsageError, match=r"incomplete or changed|invalid hash") as caught:
         EmbeddingNet("bninception", 8, weights=str(altered) if place == "local file" else None)
     assert "52deb4733" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -196,7 +196,7 @@ def test_transformers_are_built_for_the_image_size() -> None:
 
 def test_a_network_of_several_outputs_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("timm.models.resnet.ResNet.forward", lambda self, images: [images, images])
-    with pytest.raises(UsageError, match=r"test_resnet does not accept 64 x 64 images \(it gives several outputs\)"):
+    with pytest.raises(UsageError, match=r"test_resnet does not accept 64 x 64 images \(it returns several outputs\)"):
         make()
 
 

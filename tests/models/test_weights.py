@@ -160,7 +160,7 @@ def test_without_network_the_file_wanted_is_named(
 
     monkeypatch.setattr(timm, "create_model", fail)
     with pytest.raises(
-        UsageError, match=rf"weights of {name} cannot be had from {source}.*backbone\.weights=FILE"
+        UsageError, match=rf"weights of {name} cannot be loaded from {source}.*backbone\.weights=FILE"
     ) as caught:
         create_pretrained(name, None, num_classes=0)
     assert "\n" not in str(caught.value)
@@ -205,5 +205,5 @@ def test_a_changed_network_is_refused(tmp_path: Path) -> None:
     model = timm.create_model("test_resnet", num_classes=0, stem_width=8)
     config = {"model_args": {"stem_width": 8}}
     timm.models.save_for_hf(model, str(tmp_path / "model"), model_config=config, safe_serialization=True)
-    with pytest.raises(UsageError, match="is a changed test_resnet"):
+    with pytest.raises(UsageError, match="is a modified test_resnet"):
         EmbeddingNet(f"local-dir:{tmp_path / 'model'}", 8, image_size=64)

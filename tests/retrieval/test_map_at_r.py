@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from proxy_anchor.retrieval import metrics as module
+from proxy_anchor.retrieval import ranking
 from proxy_anchor.retrieval import search as search_module
 from proxy_anchor.retrieval.metrics import (
     map_at_r,
@@ -188,7 +188,7 @@ class TestAgainstPlainLoops:
     @pytest.mark.parametrize("dim", [3, 12, 200])
     @pytest.mark.parametrize("spare", [0, 1, 32])
     def test_many_exact_ties_across_the_cut(self, dim: int, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_SPARE_HITS", spare)
+        monkeypatch.setattr(ranking, "_SPARE_HITS", spare)
         random = np.random.default_rng(dim)
         x, labels = random.integers(-1, 2, (150, dim)), random.integers(0, 12, 150) ** 2 // 12  # classes of 13 to 50
         expected = by_fractions(x, labels, x, labels)
@@ -264,7 +264,7 @@ def test_no_chunk_is_larger_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> N
         return chunk
 
     monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", 10_000)
-    monkeypatch.setattr(module, "similarity_chunk", spy)
+    monkeypatch.setattr(ranking, "similarity_chunk", spy)
     map_at_r(rows(300, 4), torch.arange(300) % 7)
     assert max(sizes) <= 2 * 10_000
     assert sum(sizes) == 8 * 300 * 300

@@ -18,9 +18,10 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval import metrics as module
+from proxy_anchor.retrieval import ranking
 from proxy_anchor.retrieval import search as search_module
-from proxy_anchor.retrieval.metrics import RecallAtK, num_positives, num_queries_without_positive, recall_at_k
+from proxy_anchor.retrieval.metrics import num_positives, num_queries_without_positive, recall_at_k
+from proxy_anchor.retrieval.recall_at_k import RecallAtK
 
 AVAILABLE = ["torch"]
 AVAILABLE += ["faiss_cpu"] if search_module.has_faiss() else []
@@ -216,8 +217,8 @@ class TestEnginesAgree:
             values, indices = noisy(queries, gallery, slice(0, len(queries)), exclude_self).topk(k)
             return values, indices
 
-        monkeypatch.setattr(module, "similarity_chunk", noisy)
-        monkeypatch.setattr(module, "nearest", noisy_list)
+        monkeypatch.setattr(ranking, "similarity_chunk", noisy)
+        monkeypatch.setattr(ranking, "nearest", noisy_list)
         monkeypatch.setattr(search_module, "has_faiss", lambda: True)
         centres = random.normal(size=(3, 32))
         x = (centres[random.integers(0, 3, 200)] + spread * random.normal(size=(200, 32))).astype(np.float32)
@@ -252,7 +253,7 @@ class TestEnginesAgree:
             return chunk
 
         monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", 10_000)
-        monkeypatch.setattr(module, "similarity_chunk", spy)
+        monkeypatch.setattr(ranking, "similarity_chunk", spy)
         recall_at_k(torch.ones(300, 4), torch.arange(300) % 7, engine="torch")
         assert max(sizes) <= 4 * 10_000
         assert sum(sizes) == (4 + 8) * 300 * 300  # one pass in float32, one in float64
@@ -481,7 +482,7 @@ class TestRecallAtKClass:
 import sys, numpy as np, torch, torch.distributed as dist
 from torch.utils.data import DistributedSampler
 from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval.metrics import RecallAtK
+from proxy_anchor.retrieval.recall_at_k import RecallAtK
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://{tmp_path}/meet", rank=rank, world_size=2)
 data = np.load("{tmp_path}/data.npz")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -12,11 +11,6 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import search as search_module
 from proxy_anchor.retrieval.clustering import kmeans, nmi
 
-AVAILABLE = ["torch"]
-AVAILABLE += ["faiss_cpu"] if search_module.has_faiss() else []
-AVAILABLE += ["faiss_gpu"] if search_module.faiss_gpu_works() else []
-each_engine = pytest.mark.parametrize("engine", AVAILABLE)
-
 
 def blobs(noise: float, count: int = 400, classes: int = 10, dim: int = 16) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
@@ -25,14 +19,13 @@ def blobs(noise: float, count: int = 400, classes: int = 10, dim: int = 16) -> t
     return centres[labels] + noise * torch.randn(count, dim, generator=generator), labels
 
 
-@each_engine
-def test_by_hand(engine: str) -> None:
+def test_by_hand() -> None:
     # Classes aabb, clusters 0111. H(classes) = log 2. H(clusters) = log 4 - 3/4 log 3.
     # I = 1/4 log(1/4 / (1/2 1/4)) + 1/4 log(1/4 / (1/2 3/4)) + 1/2 log(1/2 / (1/2 3/4))
     information = (math.log(2) + math.log(2 / 3) + 2 * math.log(4 / 3)) / 4
     mean_entropy = (math.log(2) + math.log(4) - 3 / 4 * math.log(3)) / 2
     x, labels = torch.tensor([[1.0, 0], [0, 1], [0, 3], [0, 9]]), torch.tensor([5, 5, 9, 9])
-    got = max(nmi(x, labels, seed=seed, engine=engine) for seed in range(9))  # some start with equal rows
+    got = max(nmi(x, labels, seed=seed) for seed in range(9))  # some start with equal rows
     assert got == pytest.approx(information / mean_entropy, abs=1e-6)
 
 
@@ -45,69 +38,55 @@ def test_torch_is_plain_loops() -> None:
         clusters = np.array([np.argmin([np.sum((row - c) ** 2) for c in centroids]) for row in points])
         centroids = np.stack([points[clusters == c].mean(0) for c in range(8)])
     expected = [np.argmin([np.sum((row - c) ** 2) for c in centroids]) for row in points]
-    assert kmeans(x, 8, seed=4, num_iterations=3, engine="torch").tolist() == expected
+    assert kmeans(x, 8, seed=4, num_iterations=3).tolist() == expected
 
 
 def test_torch_in_chunks_that_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = blobs(1.0, 203)
-    expected = kmeans(x, 12, engine="torch")
+    expected = kmeans(x, 12)
     monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", 77)
-    assert torch.equal(kmeans(x, 12, engine="torch"), expected)
+    assert torch.equal(kmeans(x, 12), expected)
 
 
-@each_engine
-def test_tight_classes_score_1_and_noise_does_not(engine: str) -> None:
+def test_tight_classes_score_1_and_noise_does_not() -> None:
     x, labels = blobs(1e-3, 300, 3)
-    assert max(nmi(x, labels, seed=seed, engine=engine) for seed in range(5)) == pytest.approx(1, abs=1e-6)
+    assert max(nmi(x, labels, seed=seed) for seed in range(5)) == pytest.approx(1, abs=1e-6)
     x, labels = blobs(100.0, 2000, 4)
-    assert nmi(x, labels, engine=engine) < 0.02
+    assert nmi(x, labels) < 0.02
 
 
-@each_engine
-def test_the_same_seed_gives_the_same_value(engine: str) -> None:
+def test_the_same_seed_gives_the_same_value() -> None:
     x, labels = blobs(1.5)
     before = torch.get_rng_state()
-    values = [nmi(x, labels, seed=seed, engine=engine) for seed in (0, 0, 1)]
+    values = [nmi(x, labels, seed=seed) for seed in (0, 0, 1)]
     assert values[0] == values[1] != values[2]
     assert torch.equal(torch.get_rng_state(), before)  # and the run's own random numbers are not touched
-    assert nmi(x.numpy(), labels.numpy() * 7 - 3, engine=engine) == values[0]
+    assert nmi(x.numpy(), labels.numpy() * 7 - 3) == values[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert nmi(x, labels, engine=engine) == values[0]
+        assert nmi(x, labels) == values[0]
 
 
-@each_engine
-def test_scikit_learn_on_the_same_clusters(engine: str) -> None:
+def test_scikit_learn_on_the_same_clusters() -> None:
     cluster = pytest.importorskip("sklearn.metrics")
     x, labels = blobs(1.5)
-    expected = cluster.normalized_mutual_info_score(labels.numpy(), kmeans(x, 10, engine=engine).numpy())
-    assert nmi(x, labels, engine=engine) == pytest.approx(expected, abs=1e-6)
+    expected = cluster.normalized_mutual_info_score(labels.numpy(), kmeans(x, 10).numpy())
+    assert nmi(x, labels) == pytest.approx(expected, abs=1e-6)
     assert 0.2 < expected < 0.95
 
 
-@each_engine
-def test_degenerate_inputs(engine: str) -> None:
+def test_degenerate_inputs() -> None:
     x, labels = blobs(1.0, 60)
-    assert sorted(kmeans(x, 60, engine=engine).tolist()) == list(range(60))
-    assert nmi(x, torch.arange(60), engine=engine) == pytest.approx(1, abs=1e-6)  # all alone
-    assert nmi(x, torch.zeros(60, dtype=torch.long), engine=engine) == 0  # one class
-    assert 0 <= nmi(torch.ones(60, 4), labels, engine=engine) < 0.6  # a collapsed network
-    assert 0 <= nmi(torch.zeros(60, 4), labels, engine=engine) < 0.6
-
-
-def test_without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, labels = blobs(0.5)
-    expected = nmi(x, labels, engine="torch")
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    assert nmi(x, labels) == expected
-    with pytest.raises(UsageError, match="faiss is not installed"):
-        nmi(x, labels, engine="faiss_cpu")
+    assert sorted(kmeans(x, 60).tolist()) == list(range(60))
+    assert nmi(x, torch.arange(60)) == pytest.approx(1, abs=1e-6)  # all alone
+    assert nmi(x, torch.zeros(60, dtype=torch.long)) == 0  # one class
+    assert 0 <= nmi(torch.ones(60, 4), labels) < 0.6  # a collapsed network
+    assert 0 <= nmi(torch.zeros(60, 4), labels) < 0.6
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@each_engine
-def test_cuda(engine: str) -> None:
+def test_cuda() -> None:
     x, labels = blobs(1e-3, 300, 3)
-    got = [nmi(x.cuda(), each, seed=3, engine=engine) for each in (labels, labels, labels.cuda())]
+    got = [nmi(x.cuda(), each, seed=3) for each in (labels, labels, labels.cuda())]
     assert got[0] == got[1] == got[2] > 0.5
 
 
@@ -128,5 +107,3 @@ def test_refusals() -> None:
             kmeans(x, **{"num_clusters": 3, name: 0})
     with pytest.raises(UsageError, match="seed=-1"):
         kmeans(x, 3, seed=-1)
-    with pytest.raises(UsageError, match="engine=fiass"):
-        kmeans(x, 3, engine="fiass")

@@ -77,9 +77,7 @@ def test_k_reciprocal_with_a_gallery_is_the_loop_over_both() -> None:
 def test_k_reciprocal_does_not_depend_on_chunks(monkeypatch) -> None:
     embeddings, _ = made_up(60)
     whole = k_reciprocal(embeddings, 20)
-    for module in (search,):
-        monkeypatch.setattr(module, "CHUNK_ELEMENTS", 500)
-    monkeypatch.setattr(reranking, "_MAX_PAIRS", 50)
+    monkeypatch.setattr(search, "CHUNK_ELEMENTS", 500)
     parts = k_reciprocal(embeddings, 20)
     assert torch.allclose(whole[0], parts[0], atol=1e-6)
 

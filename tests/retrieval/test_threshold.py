@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval import search, threshold
+from proxy_anchor.retrieval import threshold
 from proxy_anchor.retrieval.threshold import calibrate_threshold
 
 
@@ -31,9 +31,7 @@ def pairs(embeddings: torch.Tensor, labels: np.ndarray) -> tuple[list[float], li
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.01, 0.2, 1.0])
-@pytest.mark.parametrize("chunk", [2**25, 100])
-def test_rates_are_those_of_a_loop_over_pairs(monkeypatch, rate: float, chunk: int) -> None:
-    monkeypatch.setattr(search, "CHUNK_ELEMENTS", chunk)
+def test_rates_are_those_of_a_loop_over_pairs(rate: float) -> None:
     embeddings, labels = made_up()
     found = calibrate_threshold(embeddings, labels, false_accept_rate=rate)
     same, different = pairs(embeddings, labels)

@@ -25,7 +25,7 @@ from proxy_anchor.sweeps.launcher import (
     run_on_slurm,
     run_ranks,
 )
-from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, own_cores
+from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, available_cpus
 
 ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY / "src")}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
@@ -133,7 +133,7 @@ def test_gpus_are_divided_into_slots(monkeypatch):
     assert gpus(1, None) == [None]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setenv(JOBS_AT_ONCE, "4")
-    assert own_cores() == 2  # decoding processes of one of the four
+    assert available_cpus() == 2  # decoding processes of one of the four
 
 
 def job(code: str, folder: Path) -> Job:

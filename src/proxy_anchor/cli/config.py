@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_int
-from proxy_anchor.utils import CLASSES_FILE, one_of_several, rank, write_json
+from proxy_anchor.utils import CLASSES_FILE, is_distributed, rank, write_json
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -76,7 +76,7 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
     """
     from hydra.utils import instantiate
 
-    from proxy_anchor.data.bad_images import leave_out_unusable
+    from proxy_anchor.data.bad_images import drop_bad_images
     from proxy_anchor.data.splits import hold_out_classes, mislabel, take_fold
 
     skip = cfg.data.get("on_bad_image") == "skip"  # a checkpoint may be older than this key
@@ -89,7 +89,7 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
     elif cfg.validation.name == "folds":
         splits = take_fold(splits, **arguments)
     if skip and training:  # after the hold-out: held-out images are searched, and none of those is left out
-        splits = leave_out_unusable(splits, progress=cfg.trainer.enable_progress_bar)
+        splits = drop_bad_images(splits, progress=cfg.trainer.enable_progress_bar)
     # After the hold-out: held-out images keep their labels. A checkpoint may be older than these keys.
     return mislabel(splits, share=cfg.dataset.get("label_noise", 0.0), seed=cfg.dataset.get("label_noise_seed", 0))
 
@@ -189,7 +189,7 @@ def whether_to_compile(cfg: DictConfig, net: EmbeddingNet, num_images: int, befo
     side = cfg.dataset.images.crop
     precision = {"32": "32-true"}.get(str(cfg.trainer.precision), cfg.trainer.precision)
     file = check_file(net.train(), (cfg.data.batch_size, 3, side, side), precision, torch.device("cuda"))
-    if not one_of_several() and not cfg.deterministic and recall_check(file) is not None:
+    if not is_distributed() and not cfg.deterministic and recall_check(file) is not None:
         return True
     print(
         f"network not compiled: {trained:,} training images do not pay for it (from {COMPILE_FROM:,} on they do); "

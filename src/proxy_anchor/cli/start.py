@@ -15,7 +15,7 @@ from proxy_anchor.cli.config import make_paths_absolute, rename_former_keys
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice
 from proxy_anchor.reports.runs import BEFORE
 from proxy_anchor.training.run_lock import take
-from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, one_of_several, rank, read_result
+from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, is_distributed, rank, read_result
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -28,7 +28,7 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
 
     Where it is more than 1, every check of the config has passed: its errors are printed once.
     """
-    if one_of_several() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
+    if is_distributed() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
         return 1
     make_paths_absolute(cfg)
     check_config(cfg)
@@ -83,7 +83,7 @@ def strategy(cfg: DictConfig) -> Any:
     from proxy_anchor.training.distributed import LeanDDP
 
     given = cfg.trainer.get("strategy", "auto")
-    several = one_of_several() and (cfg.trainer.devices != 1 or cfg.trainer.get("num_nodes", 1) != 1)
+    several = is_distributed() and (cfg.trainer.devices != 1 or cfg.trainer.get("num_nodes", 1) != 1)
     return LeanDDP() if given == "ddp" or (given == "auto" and several) else given
 
 
@@ -121,14 +121,14 @@ def resume_or_start(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | Non
     """
 
     def look() -> tuple[dict[str, Any] | None, Checkpoint | None]:
-        if one_of_several():
+        if is_distributed():
             take(folder)
         result = _finished(cfg, folder)
         before = checkpoint_to_continue(cfg, folder) if result is None else None
         (folder / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier attempt at this run
         return result, before
 
-    if not one_of_several():
+    if not is_distributed():
         return look()
     from proxy_anchor.training.distributed import decided_by_first
 

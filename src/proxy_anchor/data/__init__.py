@@ -1,1 +1,1 @@
-"""Images: one table type, one image dataset, one loader function per benchmark, one data module."""
+"""Image tables, loaders of data sets, batches."""

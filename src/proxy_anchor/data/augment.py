@@ -17,24 +17,25 @@ from torchvision.transforms.v2 import functional as F
 from proxy_anchor.data.sampling import mix, uniform
 from proxy_anchor.errors import UsageError, check_int, check_number
 
-_STREAM = 1  # random numbers of colours are no function of those of crops
+_STREAM = 1  # makes the random numbers of colours independent of those of crops
 _MID_GREY = 127.5
 _LUMA = np.array([0.299, 0.587, 0.114])
-# Luma and the plane of chroma: YIQ's I and Q are U and V turned by 33 degrees, so a turn of one is a turn of the other.
+# Luma and chroma. YIQ's I and Q are U and V rotated by 33 degrees, so hue rotations are the same in both.
 _TO_YUV = np.stack([_LUMA, 0.492 * (np.eye(3)[2] - _LUMA), 0.877 * (np.eye(3)[0] - _LUMA)])
 
 
 @dataclass(frozen=True)
 class RandomColors:
-    """Ranges of the random colours, named and bounded as in torchvision's ColorJitter and RandomGrayscale.
+    """Random colours, with the ranges of torchvision's ColorJitter and RandomGrayscale.
 
-    brightness, contrast, saturation: x draws a factor from [max(0, 1 - x), 1 + x]. Brightness scales the pixels, contrast
-    their distance from mid-grey (127.5), saturation their distance from their luma. hue: h, at most 0.5, turns the chroma
-    plane of YIQ by [-h, h] full turns; luma stays. grayscale: probability of the luma alone. seed: of all draws.
+    brightness, contrast, saturation: x draws a factor from [max(0, 1 - x), 1 + x]. Brightness scales the pixels,
+    contrast their distance from mid-grey (127.5), saturation their distance from their luma. hue: h, at most 0.5,
+    rotates the chroma plane of YIQ by [-h, h] full turns and keeps luma. grayscale: probability of an image without
+    chroma. seed: of all draws.
 
-    Applied in this order and as one affine map, clamped once at the end. torchvision shuffles the order and clamps after
-    each, turns hue in HSV and takes contrast around the image's own mean luma: neither is linear in the pixels, so each
-    would be a pass of its own over the batch, and the mean a reduction before the map is known.
+    Applied in this order as one affine map and clamped once at the end. torchvision shuffles the order, clamps after
+    each step, rotates hue in HSV and uses the image's mean luma for contrast. These steps are not linear in the
+    pixels, so each would need its own pass over the batch.
 
     Raises UsageError for a value out of range.
     """
@@ -52,13 +53,14 @@ class RandomColors:
 
     @property
     def is_on(self) -> bool:
-        """Whether any image changes."""
+        """Whether any colour varies."""
         return any(getattr(self, name) for name in COLOR_KEYS)
 
     def maps(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """(B, 12) float32: of image `rows[b]` in this epoch, the rows of a 3 x 3 matrix and the three offsets behind them.
+        """(B, 12) float32 colour maps of a batch.
 
-        rows: (B,) integers; an image's map depends on its own row, not on its neighbours here.
+        Each is a 3 x 3 matrix, row by row, and 3 offsets. rows: (B,) integers, the images of the batch; a map depends
+        only on the epoch and its own row.
         """
         numbers = uniform(mix(self.seed, epoch, _STREAM), rows, len(COLOR_KEYS))
         ranges = np.array([self.brightness, self.contrast, self.saturation], dtype=np.float64)
@@ -68,7 +70,7 @@ class RandomColors:
         saturation = np.where((numbers[:, 4] < self.grayscale)[:, None, None], 0.0, saturation)
         grey = np.tile(_LUMA, (3, 1))
         matrix = _hue_turn(self.hue * (2 * numbers[:, 3] - 1)) @ (saturation * np.eye(3) + (1 - saturation) * grey)
-        # A turn and a change of saturation leave grey as it is, so contrast's offset passes through both.
+        # Hue and saturation do not change grey, so they do not change the offset of contrast.
         offset = np.broadcast_to((1 - contrast[:, 0]) * _MID_GREY, (len(rows), 3))
         return np.concatenate([(contrast * brightness * matrix).reshape(-1, 9), offset], axis=1).astype(np.float32)
 
@@ -77,12 +79,12 @@ COLOR_KEYS = tuple(field.name for field in fields(RandomColors) if field.name !=
 
 
 def described_colors(images: Mapping[str, Any]) -> str:
-    """'brightness 0.4, hue 0.1': the colours that vary by these settings of images; "" for none."""
+    """Describe settings of colours: 'brightness 0.4, hue 0.1', or ""."""
     return ", ".join(f"{key} {images[key]:g}" for key in COLOR_KEYS if images.get(key))
 
 
 def _hue_turn(turns: np.ndarray) -> np.ndarray:
-    """(B, 3, 3): positive turns lead from red over yellow to green, as in HSV."""
+    """(B, 3, 3) hue rotations; positive from red to yellow."""
     cosine, sine = np.cos(2 * math.pi * turns), np.sin(2 * math.pi * turns)
     turn = np.zeros((len(turns), 3, 3))
     turn[:, 0, 0] = 1
@@ -93,39 +95,40 @@ def _hue_turn(turns: np.ndarray) -> np.ndarray:
 
 
 def recolor(images: Tensor, maps: Tensor) -> Tensor:
-    """Images uint8 (B, 3, H, W) after their maps (B, 12) float32, rounded to the nearest level, in the same memory order.
+    """Apply colour maps (B, 12) float32 to images uint8 (B, 3, H, W).
 
-    Sums of three products, not a matrix product, which TF32 or autocast would round to fewer digits than a level has.
+    Values are rounded to the nearest level; the memory format is kept. Written as sums of products, because TF32 or
+    autocast would round a matrix product to less than one level.
     """
     out, values = torch.empty_like(images), maps[:, :, None, None]
     red, green, blue = images.unbind(1)
     for channel in range(3):
         first, second, third = (values[:, 3 * channel + i] for i in range(3))
-        # uint8 times float32 is float32: at most two planes of one channel are in memory beside the images.
+        # uint8 times float32 is float32. At most two float32 planes of one channel are in memory at once.
         mixed = (red * first).add_(green * second).add_(blue * third).add_(values[:, 9 + channel])
         out[:, channel] = mixed.clamp_(0, 255).round_()
     return out
 
 
 _RATIO = (3 / 4, 4 / 3)  # width over height, as in the paper's code
-_AS_THEY_ARE = RandomColors()
-_ATTEMPTS = 10  # until the largest central crop of an allowed ratio is taken, as in torchvision
+_NO_COLORS = RandomColors()
+_ATTEMPTS = 10  # before the largest central crop of an allowed ratio is taken, as in torchvision
 _NUMBERS = 2 * _ATTEMPTS + 3  # random numbers of one image in one epoch
 
 
 @dataclass(frozen=True)
 class RandomCrops:
-    """Random resized crop and horizontal flip, as in the paper and with torchvision's distribution.
+    """Random resized crop and horizontal flip, with torchvision's distribution.
 
-    crop: side in pixels of what comes out. scale: range of the cropped share of the area. flip: probability of mirroring.
-    seed: of all crops. colors: how colours vary; not at all unless told. Raises UsageError for a value out of range.
+    crop: side of the result in pixels. scale: range of the cropped share of the area. flip: probability of mirroring.
+    seed: of all crops. colors: random colours; none by default. Raises UsageError for a value out of range.
     """
 
     crop: int
     scale: Sequence[float] = (0.08, 1.0)
     flip: float = 0.5
     seed: int = 0
-    colors: RandomColors = _AS_THEY_ARE
+    colors: RandomColors = _NO_COLORS
 
     def __post_init__(self) -> None:
         check_int("dataset.images.crop", self.crop, 1)
@@ -138,9 +141,10 @@ class RandomCrops:
         check_number("dataset.images.scale[0]", low, 0, maximum=high, exclusive=True)
 
     def boxes(self, epoch: int, rows: np.ndarray, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
-        """(B, 5) int64: top, left, height, width and whether it is mirrored, of image `rows[b]` in this epoch.
+        """(B, 5) int64 boxes: top, left, height, width, mirrored (0 or 1).
 
-        rows, heights, widths: (B,) integers; an image's box depends on its own row and size, not on its neighbours here.
+        rows, heights, widths: (B,) integers, the images of the batch and their sizes. A box depends only on the epoch
+        and its own image.
         """
         numbers = uniform(mix(self.seed, epoch), rows, _NUMBERS)
         heights, widths = heights.astype(np.int64), widths.astype(np.int64)
@@ -153,7 +157,7 @@ class RandomCrops:
         first, every = fits.argmax(1), np.arange(len(fits))
         found = fits[every, first]
 
-        # Otherwise the middle of the image, cut to the nearest allowed ratio.
+        # Otherwise the centre of the image, cropped to the nearest allowed ratio.
         wide, tall = widths / heights > _RATIO[1], widths / heights < _RATIO[0]
         h = np.where(found, tried_h[every, first], np.where(tall, np.rint(widths / _RATIO[0]), heights)).astype(
             np.int64
@@ -167,20 +171,22 @@ class RandomCrops:
         return np.stack([top, left, h, w, mirror < self.flip], axis=1)
 
     def __call__(self, image: Image.Image, epoch: int, row: int) -> Tensor:
-        """The crop of image `row` in this epoch: uint8 (3, crop, crop)."""
+        """Crop of image `row` in this epoch: uint8 (3, crop, crop)."""
         width, height = image.size
         [box] = self.boxes(epoch, np.array([row]), np.array([height]), np.array([width]))
         top, left, h, w, mirror = box.tolist()
         cropped = F.resized_crop(image, top, left, h, w, [self.crop, self.crop], antialias=True)
-        seen = F.pil_to_tensor(F.horizontal_flip(cropped) if mirror else cropped)
+        pixels = F.pil_to_tensor(F.horizontal_flip(cropped) if mirror else cropped)
         if not self.colors.is_on:
-            return seen
-        return recolor(seen[None], torch.from_numpy(self.colors.maps(epoch, np.array([row]))))[0]
+            return pixels
+        return recolor(pixels[None], torch.from_numpy(self.colors.maps(epoch, np.array([row]))))[0]
 
 
 @dataclass(frozen=True)
 class CentralCrop:
-    """Shorter side to `resize`, then the central square of `crop` pixels. Bilinear, as in the paper's code.
+    """Central crop after resizing, bilinear, as in the paper's code.
+
+    resize: shorter side in pixels after resizing. crop: side of the central square in pixels.
 
     Raises UsageError for a value out of range.
     """
@@ -193,14 +199,14 @@ class CentralCrop:
         check_int("dataset.images.resize", self.resize, self.crop)
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the crop of any image."""
+        """Height and width of the crop, for any image."""
         return self.crop, self.crop
 
     def keep(self, image: Image.Image) -> Image.Image:
-        """The crop, as Pillow's image."""
+        """The crop as a Pillow image."""
         resized = F.resize(image, [self.resize], InterpolationMode.BILINEAR, antialias=True)
         return F.center_crop(resized, [self.crop, self.crop])
 
     def __call__(self, image: Image.Image, epoch: int = 0, row: int = 0) -> Tensor:
-        """uint8 (3, crop, crop), the same in every epoch."""
+        """The crop as uint8 (3, crop, crop), the same in every epoch."""
         return F.pil_to_tensor(self.keep(image))

@@ -1,8 +1,10 @@
-"""Images that cannot be read: training images are left out where that is asked for, and said; searched ones never."""
+"""Finding and handling of bad images.
+
+`data.on_bad_image=skip` leaves bad training images out. Images that are searched are never left out.
+"""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import warnings
@@ -14,16 +16,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 from tqdm import tqdm
 
 from proxy_anchor.data.images import open_image, to_rgb
 from proxy_anchor.data.table import Splits, shorten
-from proxy_anchor.errors import UnreadableImage, UsageError, check_int
+from proxy_anchor.errors import UnreadableImage, UsageError, check_int, reason_of
 from proxy_anchor.utils import write_text
 
 _MIN_SIDE = 32
-UNUSABLE = ("missing", "empty", "corrupt")
+BAD = ("missing", "empty", "corrupt")
 ODD = {
     "contradiction": "the same bytes under two classes",
     "duplicate": "the same bytes twice in one class",
@@ -33,11 +36,14 @@ ODD = {
     "small": f"a side is shorter than {_MIN_SIDE} pixels",
 }
 _ORIENTATION = 0x0112  # EXIF tag
-_SAME_FORMAT = {"MPO": "JPEG"}  # what many cameras write: a JPEG with further pictures behind it
+_SAME_FORMAT = {"MPO": "JPEG"}  # many cameras write a JPEG followed by further images as MPO
 
 
 class Finding(NamedTuple):
-    """One remark about one image: kind is one of UNUSABLE or a key of ODD; table is train, query or gallery."""
+    """A finding about one image.
+
+    kind: one of BAD or a key of ODD. table: train, query, gallery or validation.
+    """
 
     kind: str
     path: Path
@@ -47,10 +53,10 @@ class Finding(NamedTuple):
 
 
 def check_images(splits: Splits, *, num_workers: int | None = None, progress: bool = True) -> list[Finding]:
-    """All findings about the images of all tables, in table order, the unusable first.
+    """Read all images once; findings in table order, bad images first.
 
-    splits: from a loader called with verify_files=False, or missing files would have been refused there.
-    num_workers: reading threads (decoding leaves Python's lock); None takes a few more than there are cores.
+    splits: from a loader called with verify_files=False, which otherwise refuses missing files itself.
+    num_workers: reading threads (decoding releases the GIL); None: the default of ThreadPoolExecutor.
     """
     if num_workers is not None:
         check_int("num_workers", num_workers, 1)
@@ -61,7 +67,7 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
     ]
     paths = list(dict.fromkeys(path for path, *_ in entries))
     with warnings.catch_warnings(), ThreadPoolExecutor(num_workers) as pool:
-        warnings.simplefilter("ignore")  # Pillow's remarks on odd files: they are listed here by name
+        warnings.simplefilter("ignore")  # Pillow's warnings about odd files, which are findings here
         each_read = tqdm(pool.map(_inspect, paths), "checking", len(paths), unit=" images", disable=not progress)
         results = dict(zip(paths, each_read, strict=True))
     findings = []
@@ -74,14 +80,16 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
             kind = "duplicate" if twin[2] == name else "contradiction"
             findings.append(Finding(kind, path, table, name, f"as {twin[0]} ({twin[1]}, class {twin[2]})"))
         earlier.append((path, table, name))
-    order = [*UNUSABLE, *ODD]
+    order = [*BAD, *ODD]
     return sorted(findings, key=lambda finding: order.index(finding.kind))  # stable: table order within a kind
 
 
 def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
-    """([(kind, detail)], hash of the file's bytes or "")."""
+    """([(kind, detail)], SHA-256 of the file, or "" for a bad image)."""
     if not os.path.isfile(path):  # unlike Path.is_file, never raises
         return [("missing", "not a file" if os.path.exists(path) else "")], ""
+    if not os.path.getsize(path):
+        return [("empty", "")], ""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -89,9 +97,8 @@ def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
             image.load()
             to_rgb(image)
             return list(_oddities(image, path)), digest
-    except (OSError, UsageError) as error:
-        reason = str(error).removeprefix(f"image {path} cannot be read (").removesuffix("): replace or remove it.")
-        return [("empty", "") if reason == "empty file" else ("corrupt", reason)], ""
+    except (OSError, UnreadableImage) as error:
+        return [("corrupt", reason_of(error.__cause__ or error))], ""
 
 
 def _oddities(image: Image.Image, path: Path) -> Iterator[tuple[str, str]]:
@@ -103,7 +110,7 @@ def _oddities(image: Image.Image, path: Path) -> Iterator[tuple[str, str]]:
         yield "mode", image.mode if image.mode != "RGB" else "RGB with a transparent colour"
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # damaged EXIF data raise whatever their bytes provoke, and matter to no pixel
+    except Exception:  # damaged EXIF data raise any type, and do not affect the pixels
         orientation = 1
     if orientation in range(2, 9):
         yield "rotated", f"EXIF orientation {orientation}"
@@ -112,24 +119,24 @@ def _oddities(image: Image.Image, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def format_findings(findings: Sequence[Finding], num_images: int) -> str:
-    """All findings by kind, and a last line that counts."""
+    """The findings by kind, and a last line with the counts."""
     lines, counts = [], []
-    for kind in (*UNUSABLE, *ODD):
+    for kind in (*BAD, *ODD):
         if chosen := [finding for finding in findings if finding.kind == kind]:
             counts.append(f"{len(chosen):,} {kind}")
             lines.append(f"{kind}: {len(chosen):,}" + (f" ({ODD[kind]})" if kind in ODD else ""))
             lines += [f"  {finding.path}" + (f": {finding.detail}" if finding.detail else "") for finding in chosen]
-    unusable = len({finding.path for finding in findings if finding.kind in UNUSABLE})
-    verdict = f"{unusable:,} cannot be used" if unusable else "all can be used"
+    num_bad = len({finding.path for finding in findings if finding.kind in BAD})
+    verdict = f"{num_bad:,} cannot be used" if num_bad else "all can be used"
     listed = ": " + ", ".join(counts) if counts else ""
     return "\n".join([*lines, f"checked {num_images:,} images, {verdict}{listed}"])
 
 
 def write_findings(file: Path, findings: Sequence[Finding]) -> None:
-    """The findings as CSV: kind, path, table, class, detail."""
+    """Write the findings as CSV: kind, path, table, class, detail."""
+    table = pd.DataFrame(findings, columns=["kind", "path", "table", "class", "detail"])
     try:
-        with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            csv.writer(stream).writerows([("kind", "path", "table", "class", "detail"), *findings])
+        table.to_csv(file, index=False, errors="surrogateescape")
     except OSError as error:
         raise UsageError(f"output={file} cannot be written ({error.strerror}): choose another file.") from error
 
@@ -144,59 +151,55 @@ _REPAIR = {
 }
 
 
-def leave_out_unusable(splits: Splits, *, progress: bool = True) -> Splits:
-    """The splits without the training images that cannot be used, which `skipped` lists.
+def drop_bad_images(splits: Splits, *, progress: bool = True) -> Splits:
+    """Splits without bad training images, which `skipped` lists.
 
-    All images are read once, by what `src/check.py` reads them with: a batch that a worker process or a graphics card gets
-    is then as large as any other, every epoch has the same images, and a run that is continued sees by the fingerprint of
-    its images whether it leaves out the same ones. Classes that lose all their images are gone.
+    All images are read once before training, as `src/check.py` does. So every batch has its full size, every epoch has
+    the same images, and a resumed run notices by the fingerprint of its images whether it leaves out the same ones.
+    Classes that lose all their images are removed.
 
-    Raises UnreadableImage that names images which are searched, or when no training image is left.
+    Raises UnreadableImage for bad images that are searched, or when no training image is left.
     """
-    training = _unusable(splits, progress)
-    keep = np.array([path not in training for path in splits.train.paths], dtype=bool)
+    bad = _bad_training_images(splits, progress)
+    keep = np.array([path not in bad for path in splits.train.paths], dtype=bool)
     if not keep.any():
-        raise UnreadableImage(
-            f"none of the {len(keep)} training images can be used: {shorten(list(training.values()))}."
-        )
-    return replace(splits, train=splits.train.select(keep), skipped=tuple(training.values())) if training else splits
+        raise UnreadableImage(f"none of the {len(keep)} training images can be used: {shorten(list(bad.values()))}.")
+    return replace(splits, train=splits.train.select(keep), skipped=tuple(bad.values())) if bad else splits
 
 
 @contextmanager
-def naming_all_unusable(splits: Splits, on_bad_image: str = "raise") -> Iterator[None]:
-    """Have the first unreadable image that is met inside be the reason to look for all, and name those and the repair.
+def naming_bad_images(splits: Splits, on_bad_image: str = "raise") -> Iterator[None]:
+    """When an image is unreadable inside the block, name all bad images.
 
-    Raises UnreadableImage; the one from inside where reading again finds none.
+    Raises UnreadableImage; the original error if a second reading finds no bad image.
     """
     try:
         yield
     except UnreadableImage as error:
-        if training := _unusable(splits, progress=False):
-            raise _refusal(training, "training", on_bad_image) from error
+        if bad := _bad_training_images(splits, progress=False):
+            raise _bad_images_error(bad, "training", on_bad_image) from error
         raise
 
 
-def _unusable(splits: Splits, progress: bool) -> dict[Path, str]:
-    """{path: path with reason} of training images; UnreadableImage for those searched (query, gallery, held-out)."""
+def _bad_training_images(splits: Splits, progress: bool) -> dict[Path, str]:
+    """{path: path with reason}. Raises UnreadableImage for query, gallery and held-out images."""
     training: dict[Path, str] = {}
     searched: dict[Path, str] = {}
     for each in check_images(splits, progress=progress):
-        if each.kind in UNUSABLE:
+        if each.kind in BAD:
             part = training if each.table == "train" else searched
             part[each.path] = f"{each.path} ({each.kind}{each.detail and f', {each.detail}'})"
     if searched:
-        raise _refusal(searched, "searched", "searched")
+        raise _bad_images_error(searched, "searched", "searched")
     return training
 
 
-def _refusal(images: dict[Path, str], what: str, repair: str) -> UnreadableImage:
+def _bad_images_error(images: dict[Path, str], what: str, repair: str) -> UnreadableImage:
     named = shorten(list(images.values()))
     return UnreadableImage(f"{len(images)} {what} images cannot be used: {named}. {_REPAIR[repair]}")
 
 
 def write_skipped(folder: Path, splits: Splits) -> None:
-    """List the images that were left out in BAD_IMAGES_FILE, one a line; without any there is no file."""
+    """Write the images that were left out to BAD_IMAGES_FILE, one per line."""
     if splits.skipped:
-        lines = "".join(f"{line}\n" for line in splits.skipped)
-        # A name that is no UTF-8 keeps its readable part.
-        write_text(folder / BAD_IMAGES_FILE, lines.encode("utf-8", "replace").decode("utf-8"))
+        write_text(folder / BAD_IMAGES_FILE, "".join(f"{line}\n" for line in splits.skipped))

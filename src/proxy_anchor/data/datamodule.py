@@ -1,4 +1,4 @@
-"""One LightningDataModule for every data set: it only turns tables into loaders."""
+"""LightningDataModule that turns the tables of any data set into loaders."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ from proxy_anchor.data.image_cache import (
     free_memory,
     kept_sizes,
 )
-from proxy_anchor.data.images import ImageDataset, Pixels, default_num_workers
+from proxy_anchor.data.images import DecodedImages, ImageDataset, default_num_workers
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
 
 CROP_ON = ("auto", "cpu", "gpu")
 CACHE = ("auto", "gpu", "ram", "disk", "none")
-_SHARE = 0.5  # of free memory that pixels may take: the rest is the network's, and other processes'
+_SHARE = 0.5  # of free memory that decoded images may take; the rest is for the network and other processes
 
 
 class ImageDataModule(pl.LightningDataModule):
-    """Loaders over a benchmark's splits.
+    """Loaders over the splits of a data set.
 
     Batches are (images uint8 (B, 3, crop, crop), labels (B,), dataset indices (B,)). Training batches are shuffled and
-    the last short one is dropped; evaluation keeps order and drops nothing. Order and crops are the same however the
-    images are decoded and by however many processes. On several devices each takes its part of every training batch, and
-    its share of the evaluated images: none twice.
+    the last incomplete one is dropped; evaluation keeps the order and all images. Order and crops do not depend on
+    where and by how many processes images are decoded. With several devices each one takes a part of every training
+    batch and a share of the evaluated images, without duplicates.
 
     Args:
         splits: what to train on and what to search.
         batch_size: training images per step, over all devices.
         eval_batch_size: images per evaluation step and device (default: batch_size).
         images_per_class: K of P x K batches (see `PKBatches`); None shuffles.
-        seed: of the training order and crops, which depend on nothing but it and the epoch.
-        num_workers: decoding processes; None takes the cores of this process, at most 16.
+        seed: of the training order and crops, which depend only on the seed and the epoch.
+        num_workers: decoding processes; None: the available CPUs, at most 16.
         crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
         brightness, contrast, saturation, hue, grayscale: of training images, see `RandomColors`.
-        crop_on: where training images are cropped. "cpu": in the worker processes, image by image: the reference. "gpu": on
-            the GPU, from images that the worker processes decode once, before training. "auto": on the GPU where there is
-            one and the decoded images fit into half of its free memory, or else of this machine's. Worker processes decode
-            (Pillow) in every case.
-        cache: where decoded images are kept: "gpu", "ram" (shared by all processes, gone with the run), "disk" (a file in
-            `cache_dir`, used again by later runs), "none" (decoded anew in every epoch) or "auto" (with crop_on "gpu" the
-            first of gpu and ram that fits, otherwise none).
-        cache_side: shorter side of cached training images at most this; None keeps them as stored.
+        crop_on: where training images are cropped. "cpu": in the worker processes, image by image (the reference).
+            "gpu": on the GPU, from images that the worker processes decode once, before training. "auto": on the GPU
+            if there is one and the decoded images fit into half of its free memory, or of the host's. Worker
+            processes decode with Pillow in every case.
+        cache: where decoded images are stored: "gpu", "ram" (shared by all processes until the run ends), "disk" (a
+            file in `cache_dir`, reused by later runs), "none" (decoded in every epoch) or "auto" (with crop_on "gpu"
+            the first of gpu and ram that fits, otherwise none).
+        cache_side: largest shorter side of cached training images; None stores them unchanged.
         cache_dir: folder of cache "disk".
-        on_bad_image: "raise", or "skip" where `leave_out_unusable` has made the splits; for what an error then says.
+        on_bad_image: "raise", or "skip" if the splits are from `drop_bad_images`; selects the repair in error messages.
 
     Attributes:
-        loading: where the images are cropped and kept, once `setup` has chosen: crop_on, cache, bytes, seconds.
+        loading: where images are cropped and stored, after `setup`: crop_on, cache, bytes, seconds.
 
     Raises UsageError when a value is out of range or the training images do not fill one batch.
     """
@@ -107,12 +107,12 @@ class ImageDataModule(pl.LightningDataModule):
         self.eval_batch_size = eval_batch_size or batch_size
         self.num_workers = default_num_workers() if num_workers is None else num_workers
         self.seed = seed
-        # Made here to refuse batches that cannot be filled before training; without training images there are none.
+        # Made here so that a batch size that does not fit is refused early.
         self.order = self.make_order() if len(splits.train) else None
         colors = RandomColors(brightness, contrast, saturation, hue, grayscale, seed)
         self.train_crops, self.eval_crop = RandomCrops(crop, scale, flip, seed, colors), CentralCrop(crop, resize)
         self.train_images = ImageDataset(splits.train, self.train_crops)
-        # One loader per table that is searched, with the name of its set and whether it is that set's gallery.
+        # One loader per searched table; its role is (name of the set, whether it is the gallery).
         self.eval_images: list[ImageDataset] = []
         self.eval_roles: list[tuple[str, bool]] = []
         for name, (query, gallery) in splits.evaluated.items():
@@ -123,92 +123,96 @@ class ImageDataModule(pl.LightningDataModule):
         self._crop_on, self._cache, self._form = crop_on, cache, Shrunk(cache_side)
         self._cache_dir = None if cache_dir is None else Path(cache_dir)
         self._device = torch.device("cpu")
-        self._eval_pixels: list[Pixels] = []
+        self._eval_decoded: list[DecodedImages] = []
         self.loading: dict[str, Any] | None = None
 
     @property
     def num_eval_images(self) -> int:
-        """All images that one evaluation embeds."""
+        """Number of images that one evaluation embeds."""
         return sum(map(len, self.eval_images))
 
     def describe(self) -> str:
-        """One line on what is trained on and what is searched, and one for the loader's notice if it has any."""
+        """Lines on the splits and on P x K batches."""
         lines = [self.splits.describe()]
         if isinstance(self.order, PKBatches):
             lines.append(
-                f"batches: {self.order.num_groups} classes x {self.images_per_class} images, for positives in every batch "
-                f"(data.images_per_class); the first epoch holds {100 * share_seen(self.order, 0):.1f} % of the images"
+                f"batches: {self.order.num_groups} classes x {self.images_per_class} images, for positives in "
+                f"every batch (data.images_per_class); the first epoch holds {100 * share_seen(self.order, 0):.1f} "
+                "% of the images"
             )
         return "\n".join(lines)
 
     def make_order(self, rank: int = 0, world_size: int = 1) -> ShuffledBatches:
-        """The batches of this process: shuffled, or P x K."""
+        """Training batches of a rank: shuffled, or P x K."""
         place: dict[str, int] = {"seed": self.seed, "rank": rank, "world_size": world_size}
         if self.images_per_class is None:
             return ShuffledBatches(len(self.splits.train), self.batch_size, **place)
         return PKBatches(self.splits.train.labels, self.batch_size, self.images_per_class, **place)
 
     def describe_loading(self) -> str:
-        """One line: where images are decoded and cropped, and how large the cache is."""
+        """One line on where images are decoded and cropped."""
         if self.loading is None or self.loading["cache"] == "none":
             return f"images: decoded in every epoch by {self.num_workers} worker processes"
         places = {"gpu": "on the GPU", "ram": "in memory", "disk": f"in {self._cache_dir}"}
         cropped = "on the GPU" if self.loading["crop_on"] == "gpu" else f"by {self.num_workers} worker processes"
         return (
-            f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB {places[self.loading['cache']]}, cropped {cropped} "
-            f"(data.crop_on={self.loading['crop_on']} data.cache={self.loading['cache']}; {self.loading['seconds']:.1f} s)"
+            f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB {places[self.loading['cache']]}, cropped "
+            f"{cropped} (data.crop_on={self.loading['crop_on']} data.cache={self.loading['cache']}; "
+            f"{self.loading['seconds']:.1f} s)"
         )
 
     def setup(self, stage: str) -> None:
-        """Choose where images are cropped and kept, and decode them, once."""
+        """Choose where images are cropped and stored, and fill the cache, once."""
         if self.loading is not None:
             return
         assert self.trainer is not None
         start = time.perf_counter()
         if self.trainer.strategy.broadcast(self.splits.skipped) != self.splits.skipped:
-            raise UsageError("the processes could not read different images: see that all of them see the same files.")
+            raise UsageError(
+                "different images are unreadable on different ranks: check that all ranks see the same files."
+            )
         self._device = self.trainer.strategy.root_device
         crop_on, cache = self._choose()
         if cache == "gpu":
-            self.train_images.pixels = self._on_card(self.splits.train, self._form)
-            self._eval_pixels = [self._on_card(images.table, self.eval_crop) for images in self.eval_images]
+            self.train_images.decoded = self._on_gpu(self.splits.train, self._form)
+            self._eval_decoded = [self._on_gpu(images.table, self.eval_crop) for images in self.eval_images]
         elif cache != "none":
             files = [self._in_file(self.splits.train, self._form, cache)]
             files += [self._in_file(images.table, self.eval_crop, cache) for images in self.eval_images]
-            self.train_images.pixels, *self._eval_pixels = [pixels for pixels, _ in files]
+            self.train_images.decoded, *self._eval_decoded = [decoded for decoded, _ in files]
             self.trainer.strategy.barrier()
             if cache == "ram" and self.trainer.is_global_zero:
                 for _, file in files:
-                    file.unlink(missing_ok=True)  # the memory stays until the last process that has mapped it ends
-        kept = [pixels for pixels in (self.train_images.pixels, *self._eval_pixels) if pixels is not None]
+                    file.unlink(missing_ok=True)  # the memory is freed when the last process that maps it ends
+        stored = [each for each in (self.train_images.decoded, *self._eval_decoded) if each is not None]
         self.loading = {
             "crop_on": crop_on,
             "cache": cache,
-            "bytes": sum(len(pixels.values) for pixels in kept),
+            "bytes": sum(len(each.values) for each in stored),
             "seconds": time.perf_counter() - start,
         }
 
     def _choose(self) -> tuple[str, str]:
-        """(crop_on, cache) without "auto", the same on every process."""
+        """(crop_on, cache) with "auto" resolved, equal on all ranks."""
         crop_on, cache = self._crop_on, self._cache
-        has_card = self._device.type == "cuda"
-        if not has_card and "gpu" in (crop_on, cache):
+        has_gpu = self._device.type == "cuda"
+        if not has_gpu and "gpu" in (crop_on, cache):
             key = "crop_on" if crop_on == "gpu" else "cache"
             raise UsageError(f"data.{key}=gpu needs an NVIDIA GPU and trainer.accelerator=gpu: set data.{key}=auto.")
-        if crop_on == "cpu" or cache == "none" or not has_card:
+        if crop_on == "cpu" or cache == "none" or not has_gpu:
             return "cpu", "none" if cache == "auto" else cache
         if cache != "auto":
             return "gpu", cache
-        needed = self._bytes_needed()
+        needed = 3 * (int(self._train_sizes.prod(1).sum()) + self.num_eval_images * self.eval_crop.crop**2)  # bytes
         room = {"gpu": torch.cuda.mem_get_info(self._device)[0], "ram": free_memory()}
         fitting = [place for place, free in room.items() if needed <= _SHARE * free]
         choice = ("gpu", fitting[0]) if fitting else ("cpu", "none")
-        choice = self.trainer.strategy.broadcast(choice)  # type: ignore[union-attr]  # memory differs between processes
+        choice = self.trainer.strategy.broadcast(choice)  # type: ignore[union-attr]  # memory differs between ranks
         if choice[0] == "cpu" and crop_on == "gpu":
             free = "; ".join(f"{place} {amount / 1e9:.0f} GB free" for place, amount in room.items())
             raise UsageError(
-                f"data.crop_on=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free ({free}): "
-                "set data.cache_side to shrink them, data.cache=disk, or data.crop_on=cpu."
+                f"data.crop_on=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free "
+                f"({free}): set data.cache_side to shrink them, data.cache=disk, or data.crop_on=cpu."
             )
         return choice
 
@@ -216,19 +220,14 @@ class ImageDataModule(pl.LightningDataModule):
     def _train_sizes(self) -> torch.Tensor:
         return kept_sizes(self.splits.train, self._form, self.num_workers)
 
-    def _bytes_needed(self) -> int:
-        """Of the decoded images of all tables."""
-        sizes = self._train_sizes
-        return 3 * (int(sizes.prod(1).sum()) + self.num_eval_images * self.eval_crop.crop**2)
-
-    def _on_card(self, table: ImageTable, form: Form) -> Pixels:
+    def _on_gpu(self, table: ImageTable, form: Form) -> DecodedImages:
         trainer: Any = self.trainer
         sizes = self._train_sizes if form is self._form else kept_sizes(table, form, self.num_workers)
         return decode_to_device(
             table, form, sizes, self._device, self.num_workers, trainer.global_rank, trainer.world_size
         )
 
-    def _in_file(self, table: ImageTable, form: Form, cache: str) -> tuple[Pixels, Path]:
+    def _in_file(self, table: ImageTable, form: Form, cache: str) -> tuple[DecodedImages, Path]:
         if cache == "ram":
             if not SHARED_MEMORY.is_dir():
                 raise UsageError(f"data.cache=ram needs {SHARED_MEMORY} (Linux): set data.cache=disk.")
@@ -240,31 +239,31 @@ class ImageDataModule(pl.LightningDataModule):
         return decode_to_file(table, form, folder, self.num_workers, name=self.splits.name)
 
     def train_dataloader(self) -> Any:
-        """Full batches in the order of this epoch, shuffled or P x K."""
+        """Full batches, shuffled or P x K."""
         images, order = self.train_images, self.make_order(*self._place)
         if getattr(self.trainer, "overfit_batches", 0):
             order = [*order]  # type: ignore[assignment]  # the same batches in every epoch
         if self.loading is not None and self.loading["crop_on"] == "gpu":
-            assert images.pixels is not None
-            return CroppedBatches(images.pixels, images.labels, self.train_crops, order, self._device)
+            assert images.decoded is not None
+            return CroppedBatches(images.decoded, images.labels, self.train_crops, order, self._device)
         return self._loader(images, batch_sampler=order)
 
     def val_dataloader(self) -> list[Any]:
-        """One loader per entry of `eval_roles`, over this process's share in table order."""
+        """One loader per entry of `eval_roles`, over this rank's share in table order."""
         shares = [evaluation_share(len(images), self.eval_batch_size, *self._place) for images in self.eval_images]
-        if self._eval_pixels:
-            stored = zip(self._eval_pixels, self.eval_images, shares, strict=True)
+        if self._eval_decoded:
+            stored = zip(self._eval_decoded, self.eval_images, shares, strict=True)
             return [StoredBatches(kept, each.labels, size, self._device, rows) for kept, each, (rows, size) in stored]
         pairs = zip(self.eval_images, shares, strict=True)
         return [self._loader(images, rows, batch_size=size) for images, (rows, size) in pairs]
 
     @property
     def _place(self) -> tuple[int, int]:
-        """(rank, number of processes)."""
+        """(rank, world size)."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _loader(self, images: ImageDataset, rows: range | None = None, **batches: Any) -> DataLoader:
-        mapped = images.pixels is not None and self.num_workers > 0
+        mapped = images.decoded is not None and self.num_workers > 0
         share: Dataset = images if rows is None or len(rows) == len(images) else Subset(images, rows)
         return DataLoader(
             share,
@@ -272,19 +271,22 @@ class ImageDataModule(pl.LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
             worker_init_fn=_leave_process_group,
-            multiprocessing_context="fork" if mapped else None,  # the mapping is inherited: its file may be gone
+            multiprocessing_context="fork" if mapped else None,  # inherits the memory map, whose file may be deleted
             **batches,
         )
 
 
 def _leave_process_group(worker: int) -> None:
-    """torchrun sends SIGTERM to the group of a rank, which still needs its workers for the step that it finishes."""
+    """Leave the process group, to which torchrun sends SIGTERM.
+
+    The rank needs its workers until it has finished the step.
+    """
     if hasattr(os, "setpgrp"):
         os.setpgrp()
 
 
 def check_cropping(crop_on: str, cache: str, cache_side: int | None) -> None:
-    """Raise UsageError for keys of `data` that are unknown or contradict one another."""
+    """Raise UsageError for unknown or contradictory values of `data`."""
     check_choice("data.crop_on", crop_on, CROP_ON)
     check_choice("data.cache", cache, CACHE)
     Shrunk(cache_side)
@@ -293,4 +295,4 @@ def check_cropping(crop_on: str, cache: str, cache_side: int | None) -> None:
             "data.crop_on=cpu crops in worker processes, which cannot read data.cache=gpu: set ram or disk."
         )
     if crop_on == "gpu" and cache == "none":
-        raise UsageError("data.crop_on=gpu crops images that are kept decoded: set data.cache=auto, gpu, ram or disk.")
+        raise UsageError("data.crop_on=gpu crops cached images: set data.cache=auto, gpu, ram or disk.")

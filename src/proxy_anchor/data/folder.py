@@ -1,23 +1,24 @@
-"""The user's own images: class folders, or a CSV file that lists them."""
+"""Splits of the user's own images: class folders or a CSV list."""
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
+
 from proxy_anchor.data.images import IMAGE_SUFFIXES, is_hidden, is_image_file
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
-from proxy_anchor.errors import UsageError, check_int, check_number, did_you_mean
+from proxy_anchor.errors import UsageError, check_int, check_number, did_you_mean, reason_of
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
 _ROLES = ("query", "gallery")
 _COLUMNS = ("path", "label", "split", "role")
+_HEADER = "path,label[,split][,role]"
 
 Row = tuple[Path, str]
 
@@ -33,12 +34,12 @@ def load_folder(
     """Splits of the user's own images.
 
     root: a folder with one sub-folder of images per class, or with `train` and `test` folders of such sub-folders.
-        With `csv_file`, the folder that relative paths of the list start from (default: the list's own folder).
-    csv_file: a table with the columns path, label and, where wanted, split (train or test) and role (query or gallery,
+        With `csv_file`: the base of relative paths in the list (default: the folder of the list).
+    csv_file: a table with the columns path, label and, optionally, split (train or test) and role (query or gallery,
         for test images).
-    test_fraction: where no split is given, the share of the *classes* that is searched, at least two of each kind;
-        no class is on both sides. None is one half; 1 searches all of them and leaves nothing to train on.
-    split_seed: which classes these are.
+    test_fraction: without a given split, the share of the *classes* that is searched, at least two; at least two
+        classes train, and no class is on both sides. None is one half; 1 searches all classes and trains on none.
+    split_seed: seed of the choice of classes.
     verify_files: False also lists images that are missing or empty, for src/check.py.
 
     Raises UsageError for a missing folder or list, an empty class, unknown columns or values, missing or empty images,
@@ -47,19 +48,20 @@ def load_folder(
     test_fraction = 0.5 if test_fraction is None else test_fraction
     check_number("dataset.test_fraction", test_fraction, 0, maximum=1, exclusive=True)
     check_int("dataset.split_seed", split_seed, 0)
-    splits = _load(root, csv_file, test_fraction, split_seed)
+    if csv_file is not None:
+        csv_file = Path(csv_file)
+        base = csv_file.parent if root is None else Path(root)
+        splits = _from_csv(csv_file, base, test_fraction, split_seed)
+    elif root is not None:
+        splits = _from_folders(Path(root), test_fraction, split_seed)
+    else:
+        raise UsageError("dataset=folder needs dataset.root=FOLDER (one sub-folder per class) or dataset.csv=FILE.")
     if verify_files:
         require_files([path for table in splits.tables.values() for path in table.paths], splits.name)
     return splits
 
 
-def _load(root: Path | str | None, csv_file: Path | str | None, test_fraction: float, split_seed: int) -> Splits:
-    if csv_file is not None:
-        csv_file = Path(csv_file)
-        return _from_csv(csv_file, Path(root) if root is not None else csv_file.parent, test_fraction, split_seed)
-    if root is None:
-        raise UsageError("dataset=folder needs dataset.root=FOLDER (one sub-folder per class) or dataset.csv=FILE.")
-    root = Path(root)
+def _from_folders(root: Path, test_fraction: float, split_seed: int) -> Splits:
     if not root.is_dir():
         raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds one sub-folder per class.")
     folders = {path.name.lower(): path for path in _class_folders(root)}
@@ -71,7 +73,7 @@ def _load(root: Path | str | None, csv_file: Path | str | None, test_fraction: f
             raise UsageError(
                 f"{root} holds {', '.join(folders)}: keep one train and one test folder there and nothing else."
             )
-        return _finish(_rows_of_classes(train[0]), _rows_of_classes(test[0]), None, name)
+        return _make_splits(_rows_of_classes(train[0]), _rows_of_classes(test[0]), None, name)
     return _split_classes(_rows_of_classes(root), test_fraction, split_seed, name)
 
 
@@ -84,14 +86,12 @@ def _class_folders(root: Path) -> list[Path]:
 
 
 def _rows_of_classes(root: Path) -> list[Row]:
-    """(path, class) of every image below the class folders of `root`, sub-folders included."""
+    """(path, class) of every image in the class folders of `root`, sub-folders included."""
     rows: list[Row] = []
     folders = _class_folders(root)
     if not folders:
         suffixes = " ".join(sorted(IMAGE_SUFFIXES))
-        raise UsageError(
-            f"{root} has no class folders: put each class's images ({suffixes}) in a sub-folder of its own."
-        )
+        raise UsageError(f"{root} has no class folders: put each class's images ({suffixes}) in its own sub-folder.")
     for folder in folders:
         files = (path for path in folder.rglob("*") if is_image_file(path) and not path.is_dir())
         images = sorted(path for path in files if not is_hidden(path.relative_to(folder)))
@@ -102,22 +102,53 @@ def _rows_of_classes(root: Path) -> list[Row]:
 
 
 def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> Splits:
+    groups: dict[str, list[Row]] = {"": [], "train": [], "query": [], "gallery": []}
+    for line, values in _read_list(file).iterrows():
+        where = f"{file}, line {line}"
+        if not values["path"] or not values["label"]:
+            raise UsageError(f"{where}: path or label is empty; fill it in or remove the line.")
+        group = _group_of(values.get("split", "").lower(), values.get("role", "").lower(), where)
+        groups[group].append((base / values["path"], values["label"]))
+    rows = [row for group in groups.values() for row in group]
+    if not rows:
+        raise UsageError(f"{file} lists no images.")
+    repeated = [path for path, count in Counter(os.path.abspath(path) for path, _ in rows).items() if count > 1]
+    if repeated:
+        raise UsageError(
+            f"{file} lists {len(repeated)} images more than once, the first is {repeated[0]}: keep one line each."
+        )
+    if groups[""]:
+        if len(groups[""]) != len(rows):
+            raise UsageError(
+                f"{file}: {len(groups[''])} of {len(rows)} lines have no split; fill in all of them or none."
+            )
+        return _split_classes(rows, test_fraction, split_seed, file.stem)
+    return _make_splits(groups["train"], groups["query"], groups["gallery"] or None, file.stem)
+
+
+def _read_list(file: Path) -> pd.DataFrame:
+    """Stripped cells of a list by column and line number, without empty lines."""
     try:
-        text = file.read_text(encoding="utf-8-sig")  # spreadsheets write a byte-order mark
+        # Blank lines are kept until each row has its line number. utf-8-sig: spreadsheets write a byte-order mark.
+        cells = pd.read_csv(file, header=None, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"dataset.csv={file}: no such file.") from None
+    except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+        raise UsageError(
+            f"{file} is not a well-formed CSV file ({reason_of(error)}): look for a quote that is not "
+            "closed, or a value with a comma that is not in double quotes."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"dataset.csv={file} cannot be read as UTF-8 text ({error}).") from error
-    try:
-        return _from_lines(text, file, base, test_fraction, split_seed)
-    except csv.Error as error:
-        raise UsageError(f"{file} is no well-formed CSV ({error}): look for a quote that is not closed.") from error
+        raise UsageError(f"dataset.csv={file} cannot be read as UTF-8 ({error}).") from error
+    cells = cells.apply(lambda column: column.str.strip())
+    cells.index += 1
+    cells.columns = [name.lower() for name in cells.iloc[0]]
+    _check_columns(list(cells.columns), file)
+    rows = cells.iloc[1:]
+    return rows[(rows != "").any(axis=1)]
 
 
-def _from_lines(text: str, file: Path, base: Path, test_fraction: float, split_seed: int) -> Splits:
-    lines = csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True)
-    columns = [(name or "").strip().lower() for name in lines.fieldnames or []]
-    lines.fieldnames = columns
+def _check_columns(columns: list[str], file: Path) -> None:
     if len(columns) == 1 and (separator := next((mark for mark in ";\t" if mark in columns[0]), "")):
         raise UsageError(f"{file} separates its columns by {separator!r}: save it with commas.")
     for name in columns:
@@ -126,38 +157,10 @@ def _from_lines(text: str, file: Path, base: Path, test_fraction: float, split_s
                 f"{file}: unknown column {name!r}; known: {', '.join(_COLUMNS)}.{did_you_mean(name, _COLUMNS)}"
             )
         if columns.count(name) > 1:
-            raise UsageError(f"{file}: column {name!r} stands there twice; remove one.")
+            raise UsageError(f"{file}: column {name!r} appears twice; remove one.")
     for name in ("path", "label"):
         if name not in columns:
-            raise UsageError(f"{file}: column {name!r} is missing; the first line must read path,label[,split][,role].")
-    groups: dict[str, list[Row]] = {"": [], "train": [], "query": [], "gallery": []}
-    for line in lines:
-        where = f"{file}, line {lines.line_num}"
-        if None in line:
-            raise UsageError(f"{where}: more fields than columns; put a value that holds a comma in double quotes.")
-        values = {name: (line.get(name) or "").strip() for name in _COLUMNS}
-        if not any(values.values()):  # spreadsheets end with lines of commas
-            continue
-        if not values["path"] or not values["label"]:
-            raise UsageError(f"{where}: path or label is empty; fill it in or remove the line.")
-        groups[_group_of(values["split"].lower(), values["role"].lower(), where)].append(
-            (base / values["path"], values["label"])
-        )
-    rows = [row for group in groups.values() for row in group]
-    if not rows:
-        raise UsageError(f"{file} lists no images.")
-    twice = [path for path, count in Counter(os.path.abspath(path) for path, _ in rows).items() if count > 1]
-    if twice:
-        raise UsageError(
-            f"{file} lists {len(twice)} images more than once, the first is {twice[0]}: keep one line each."
-        )
-    if groups[""]:
-        if len(groups[""]) != len(rows):
-            raise UsageError(
-                f"{file}: {len(groups[''])} of {len(rows)} lines have no split; fill in all of them or none."
-            )
-        return _split_classes(rows, test_fraction, split_seed, file.stem)
-    return _finish(groups["train"], groups["query"], groups["gallery"] or None, file.stem)
+            raise UsageError(f"{file}: column {name!r} is missing; the first line must read {_HEADER}.")
 
 
 def _group_of(split: str, role: str, where: str) -> str:
@@ -175,14 +178,15 @@ def _group_of(split: str, role: str, where: str) -> str:
 
 
 def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name: str) -> Splits:
-    """Share the classes out at random: no split was given."""
+    """Divide the classes randomly into trained and searched ones."""
     classes = sorted({label for _, label in rows}, key=natural_key)
     if test_fraction == 1:
-        return _finish([], rows, None, name, f"no split was given: all {len(classes)} classes are searched.")
+        return _make_splits([], rows, None, name, f"no split was given: all {len(classes)} classes are searched.")
     if len(classes) < 4:
-        inside = f" If {classes[0]} itself holds the class folders, pass that folder." if len(classes) == 1 else ""
+        hint = f" If {classes[0]} itself holds the class folders, pass that folder." if len(classes) == 1 else ""
         raise UsageError(
-            f"{name} has {len(classes)} classes; a class-disjoint split needs at least 4 (2 to train, 2 to search).{inside}"
+            f"{name} has {len(classes)} classes; a class-disjoint split needs at least 4 (2 to train, 2 to "
+            f"search).{hint}"
         )
     random.Random(split_seed).shuffle(classes)
     num_test = min(max(2, round(len(classes) * test_fraction)), len(classes) - 2)
@@ -193,10 +197,10 @@ def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name:
         f"no split was given: {len(classes) - num_test} classes train and {num_test} other classes are searched "
         f"(dataset.test_fraction={test_fraction:g}, dataset.split_seed={split_seed})."
     )
-    return _finish(train, test, None, name, notice)
+    return _make_splits(train, test, None, name, notice)
 
 
-def _finish(train: list[Row], query: list[Row], gallery: list[Row] | None, name: str, notice: str = "") -> Splits:
+def _make_splits(train: list[Row], query: list[Row], gallery: list[Row] | None, name: str, notice: str = "") -> Splits:
     if gallery and not query:
         raise UsageError(f"{name} has gallery images but none with role query: nothing would be searched for.")
     for what, rows in {"train": train, "test": query}.items():

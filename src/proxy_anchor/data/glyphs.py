@@ -1,8 +1,8 @@
-"""The embedded default data set `glyphs`: characters drawn with the fonts that matplotlib ships.
+"""The default data set `glyphs`: characters drawn with the fonts of matplotlib.
 
-A class is a character, an image is that character in one of 12 faces under a random pose, colours, background,
-clutter and noise. Training and searched classes are disjoint, as in every benchmark here. Nothing is downloaded: the
-images are drawn on first use and kept as PNG files, so that every later step meets ordinary image files.
+A class is a character. An image shows it in one of 12 faces with random pose, colours, background, clutter and noise.
+Training and searched classes are disjoint, as in every benchmark. Nothing is downloaded: the images are drawn on first
+use and stored as PNG files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import unicodedata
 import uuid
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tqdm import tqdm
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError, check_int
 
-# Part of the cache folder's name: raise it with every change to the pictures, or old ones would be read.
+# Part of the folder name: increase it with every change of the images.
 FORMAT_VERSION = 1
 
 FACES = tuple(
@@ -30,24 +29,24 @@ FACES = tuple(
     for style in ("", "-Bold", f"-{slanted}", f"-Bold{slanted}")
 )
 
-# Characters that all 12 faces draw and of which no two look alike in any face, whatever their size and rotation in the
-# pose range (Latin A, Greek Alpha and Cyrillic A are one shape: only the first is here). `choose_characters` in
-# tests/data/test_glyphs.py made this list; a test there measures all pairs again.
+# Characters that all 12 faces have and of which no two look alike in any face, at any size and rotation of the pose
+# range (Latin A, Greek Alpha and Cyrillic A are one shape: only the first is here). Made by `choose_characters` in
+# tests/data/test_glyphs.py, where a test measures all pairs.
 CHARACTERS = (
     "012345679ACEFGHKLPRTUVWXYZbdefkmnqrtÆÞþħŁłŊŒŦƁƆƈƋƒƔƕƛƜƝƣƦƩƪƫƮƴƶƸƺƾǂǶȤȴȵȶȸȹȻȽȾȿɀɁɃɄɍɖɚɠɬɮɲɴɸɹɺɻɾʁʆʇʍʎʐʑʞʢʤʦʧʩʫʭʮ"
     "ΞΨαβζιλμνξςτωϗϞϡϻϾϿЂЉЋЏЖЛЧЩЪмяђњћѢҐҗҘҚңҤҭҳҺӄӋӶԴԶԷԸԻԾԿՀՃՆՊՌՎՐՒՖխջֆეკლორქღჱჴᴂᴖᴗᴝᴞᵻⱵ"
     "#$%&+<>@¢£¤¥§¬±¶€₯₸₹∆∋∓∗√∛∝∞∟∫∸∹≂≃≐≒≓≡≤≥⊂⊆⊇⊐⊓⊔⊕⊙⊟⊠⊢⊣⋄⌂⌐⌑⌘⌙⌥⌨☀☸☹☼☿♀♁♂♃♅♆♇♠♡♢♤♧♪♫♬♭♯"
 )
 
-MAX_ROTATION_DEG = 12.0  # either way, so two images of a class differ by at most twice this
+MAX_ROTATION_DEG = 12.0  # in either direction
 MAX_SHEAR = 0.15
 EXTENT = (0.5, 0.72)  # longer side of the upright character, as a share of the image side
 MAX_SHIFT = 0.1  # of the image side
-# Grey levels of 255, the last three as standard deviations; contrast is between the means of ground and ink.
+# Grey levels of 255; the last three are standard deviations. Contrast is between the means of ground and ink.
 GROUND_LEVELS, MIN_CONTRAST = (110.0, 255.0), 70.0
 GROUND_TEXTURE, INK_TEXTURE, NOISE = 25.0, 12.0, (2.0, 12.0)
 CLUTTER = (1, 3)  # lines and arcs in an image
-FONT_PX = 64  # drawn at this size once, then brought to its pose in one resampling
+FONT_PX = 64  # size at which characters are drawn before they are resampled to their pose
 GREY = np.array([0.299, 0.587, 0.114])
 
 
@@ -61,13 +60,13 @@ def load_glyphs(
     image_size: int = 48,
     verify_files: bool = True,
 ) -> Splits:
-    """Draw the glyphs below `root` (seconds, the first time only) and return them, class-disjoint, gallery None.
+    """Load the glyphs from `root`; missing or empty images are drawn.
 
-    seed: chooses the characters of each split and every pose; images are the same to the pixel whatever was drawn
-    before and in which order. images_per_class: at least 2. image_size: side in pixels, at least 24.
-    verify_files: as in the other loaders, and no matter here: what is missing or empty is drawn.
-    Raises UsageError when a number is out of range, when the characters do not suffice, when a font is missing or
-    when `root` cannot be written.
+    Drawing takes seconds, on first use. The splits are class-disjoint, without gallery.
+    seed: of the characters of each split and of all poses; the pixels of an image depend on nothing else.
+    images_per_class: at least 2. image_size: side in pixels, at least 24. verify_files: has no effect; other loaders
+    have it too.
+    Raises UsageError for a number out of range, too many classes, a missing font, or a `root` that cannot be written.
     """
     check_int("seed", seed, 0)
     check_int("train_classes", train_classes, 1)
@@ -83,39 +82,30 @@ def load_glyphs(
         f"glyphs-v{FORMAT_VERSION}-seed{seed}-{train_classes}+{test_classes}classes-{images_per_class}x{image_size}px"
     )
     order = [CHARACTERS[i] for i in np.random.default_rng(seed).permutation(len(CHARACTERS))]
-    parts = {"train": order[:train_classes], "test": order[train_classes : train_classes + test_classes]}
     rows: dict[str, list[tuple[Path, str]]] = {"train": [], "test": []}
-    jobs: dict[Path, tuple[str, int]] = {}
-    for part, characters in parts.items():
-        for character in characters:
-            name = class_name(character)
-            for index in range(images_per_class):
-                path = folder / part / name / f"{index:03d}.png"
-                rows[part].append((path, name))
-                jobs[path] = (character, index)
-    missing = [path for path in jobs if not _is_whole(path)]
+    files: dict[Path, tuple[str, int]] = {}
+    for number, character in enumerate(order[: train_classes + test_classes]):
+        part, name = "train" if number < train_classes else "test", class_name(character)
+        for index in range(images_per_class):
+            path = folder / part / name / f"{index:03d}.png"
+            rows[part].append((path, name))
+            files[path] = (character, index)
+    missing = [path for path in files if not path.is_file() or not path.stat().st_size]
     if missing:
-        _draw_missing(jobs, missing, seed=seed, image_size=image_size)
+        _draw_missing({path: files[path] for path in missing}, seed=seed, image_size=image_size)
     return Splits("glyphs", train=make_tables(rows["train"])[0], query=make_tables(rows["test"])[0])
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False
-
-
 def class_name(character: str) -> str:
-    """The folder of a character, in ASCII: 'u0416_cyrillic_capital_letter_zhe'."""
+    """Folder name of a character in ASCII: 'u0416_cyrillic_capital_letter_zhe'."""
     readable = unicodedata.name(character).lower().replace(" ", "_").replace("-", "_")
     return f"u{ord(character):04x}_{readable}"
 
 
 def draw_glyph(character: str, index: int, *, seed: int = 0, image_size: int = 48) -> Image.Image:
-    """Image number `index` of a character: RGB, `image_size` pixels square. A pure function of its arguments."""
+    """Draw image number `index` of a character: RGB, `image_size` pixels square."""
     rng = np.random.default_rng([seed, ord(character), index])
-    # A few random colours blown up are gradient and texture at once. The ink is darker than its ground, as in print.
+    # A small grid of random colours, enlarged, gives gradient and texture. The ink is darker than the ground.
     ground_colour = rng.uniform(*GROUND_LEVELS, 3)
     ground = _field(ground_colour + rng.normal(0, GROUND_TEXTURE, (4, 4, 3)), image_size)
     draw = ImageDraw.Draw(ground)
@@ -132,13 +122,13 @@ def draw_glyph(character: str, index: int, *, seed: int = 0, image_size: int = 4
 
 
 def _field(colours: np.ndarray, size: int) -> Image.Image:
-    """A smooth field through a small grid of colours."""
+    """Enlarge a small grid of colours to a smooth image."""
     grid = Image.fromarray(np.clip(colours, 0, 255).astype(np.uint8))
     return grid.resize((size, size), Image.Resampling.BICUBIC)
 
 
 def _draw_clutter(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int) -> None:
-    """One random line or arc, thin enough not to be taken for a character."""
+    """Draw one random thin line or arc."""
     x0, y0, x1, y1 = (float(value) for value in rng.uniform(-0.2, 1.2, 4) * size)
     red, green, blue = (int(value) for value in rng.integers(0, 256, 3))
     width = int(rng.integers(1, max(2, size // 16) + 1))
@@ -151,14 +141,14 @@ def _draw_clutter(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int
 
 
 def upright_mask(character: str, face: str) -> Image.Image:
-    """The ink of a character, cut out: mode L, 255 where there is ink."""
+    """Mask of a character, cropped to its ink: mode L, 255 is ink."""
     canvas = Image.new("L", (4 * FONT_PX, 3 * FONT_PX))
     ImageDraw.Draw(canvas).text((FONT_PX, FONT_PX // 2), character, font=_font(face), fill=255)
     return canvas.crop(canvas.getbbox())
 
 
 def _posed_mask(character: str, face: str, rng: np.random.Generator, size: int) -> Image.Image:
-    """The ink in its random pose: mode L, `size` pixels square."""
+    """Mask of a character in a random pose: mode L, `size` pixels square."""
     mask = upright_mask(character, face)
     scale = rng.uniform(*EXTENT) * size / max(mask.size)
     angle, shear = np.radians(rng.uniform(-MAX_ROTATION_DEG, MAX_ROTATION_DEG)), rng.uniform(-MAX_SHEAR, MAX_SHEAR)
@@ -173,31 +163,30 @@ def _posed_mask(character: str, face: str, rng: np.random.Generator, size: int) 
 
 @cache
 def _font(face: str) -> ImageFont.FreeTypeFont:
-    import matplotlib  # here: a second, cached call needs no font and should not pay for this import
+    import matplotlib  # imported here, because it is slow and only needed for drawing
 
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / face
     try:
-        # BASIC: the other layout engine is not in every build of Pillow, and images must not depend on the build.
+        # BASIC, because the other layout engine is not in every build of Pillow.
         return ImageFont.truetype(path, FONT_PX, layout_engine=ImageFont.Layout.BASIC)
     except OSError:
         raise UsageError(f"font {path} cannot be read; glyphs are drawn with it: reinstall matplotlib.") from None
 
 
-def _draw_missing(jobs: dict[Path, tuple[str, int]], missing: Sequence[Path], *, seed: int, image_size: int) -> None:
-    """Draw the missing images, in this process: about 0.6 ms each, which threads do not improve.
+def _draw_missing(files: dict[Path, tuple[str, int]], *, seed: int, image_size: int) -> None:
+    """Draw images, {path: (character, index)}, in this process: about 0.6 ms each.
 
-    A file appears under its name only when it is complete, and the set is complete when all names are there. So a run
-    that was killed is simply continued, and two that draw at once write the same bytes.
+    Each file is written under a temporary name and renamed. An interrupted run is continued, and two processes that
+    draw at once write the same bytes.
     """
     for face in FACES:
-        _font(face)  # a missing font is told before anything is written
+        _font(face)  # a missing font is reported before anything is written
     try:
-        for folder in {path.parent for path in missing}:
-            folder.mkdir(parents=True, exist_ok=True)
-        for path in tqdm(missing, desc="drawing glyphs", unit=" images", leave=False):
-            character, index = jobs[path]
-            aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-            draw_glyph(character, index, seed=seed, image_size=image_size).save(aside, format="PNG", compress_level=1)
-            os.replace(aside, path)
+        for path, (character, index) in tqdm(files.items(), desc="drawing glyphs", unit=" images", leave=False):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+            image = draw_glyph(character, index, seed=seed, image_size=image_size)
+            image.save(temporary, format="PNG", compress_level=1)
+            os.replace(temporary, path)
     except OSError as error:
         raise UsageError(f"glyphs cannot be written to disk ({error}); choose another folder or free space.") from None

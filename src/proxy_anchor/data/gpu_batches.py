@@ -1,7 +1,7 @@
-"""Batches of images that were decoded before (see `image_cache`): cropped on the device, without worker processes.
+"""Batches of decoded images (see `image_cache`), cropped on the device without worker processes.
 
-The loaders take the place of a DataLoader: they have a length, an order whose epoch the trainer sets, and yield what its
-batches hold, (images uint8 (B, 3, crop, crop), labels (B,), dataset indices (B,)), on the device.
+The loaders replace a DataLoader: they have a length and an order whose epoch the trainer sets, and they yield
+(images uint8 (B, 3, crop, crop), labels (B,), dataset indices (B,)) on the device.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from proxy_anchor.data.augment import RandomCrops, recolor
-from proxy_anchor.data.images import Pixels
+from proxy_anchor.data.images import DecodedImages
 from proxy_anchor.data.sampling import ShuffledBatches
 from proxy_anchor.utils import have_triton
 
 Batch = tuple[Tensor, Tensor, Tensor]
-_BATCHES_AHEAD = 4  # packed in advance when the pixels are in host memory
-_PACKERS = 4  # threads; copying rows of images does not hold Python's lock
+_BATCHES_AHEAD = 4  # prepared in advance when the images are in host memory
+_PACKERS = 4  # threads; copying rows of images releases the GIL
 
 
 def resample(values: Tensor, windows: Tensor, side: int) -> Tensor:
-    """Windows of images to uint8 (B, 3, side, side) in channels-last order, on the device of `values`.
+    """Resize windows of images to uint8 (B, 3, side, side), channels-last.
 
-    Resized as Pillow does: bilinear with antialiasing. On a GPU one Triton kernel reads the windows where they lie, so that
-    nothing is padded or copied; elsewhere torchvision does it image by image. Both round once, Pillow after each of its two
-    passes: values differ from Pillow's by at most 1 of 255.
+    Bilinear with antialiasing, as in Pillow. On a GPU one Triton kernel reads the windows in place, without padding or
+    copies; elsewhere torchvision resizes image by image. Both round once, Pillow after each of its two passes, so
+    values differ from Pillow's by at most 1 of 255.
 
-    values: flat uint8, images as rows of (width, 3). windows: (B, 5) int64 on the same device: where the window starts in
-    `values`, the width of the image that it lies in, the window's height and width, and whether it is mirrored.
+    values: flat uint8, images as rows of (width, 3). windows: (B, 5) int64 on the same device: start of the window in
+    `values`, width of its image, height and width of the window, and whether it is mirrored.
     """
     out = torch.empty(len(windows), side, side, 3, dtype=torch.uint8, device=values.device)
     if values.is_cuda and have_triton():
@@ -51,47 +51,47 @@ def resample(values: Tensor, windows: Tensor, side: int) -> Tensor:
 
 
 class CroppedBatches:
-    """Training batches: random crops of pixels, the same boxes that the worker processes would cut.
+    """Training batches: random crops of decoded images, as `RandomCrops` makes them.
 
     Args:
-        pixels: the training images, on `device` or in host memory (then only the windows travel, a few batches ahead).
-        labels: (N,) int64. crops: which window of which image. order: which images, in which epoch.
+        decoded: the training images, on `device` or in host memory. From host memory only the windows are copied, a few
+            batches in advance.
+        labels: (N,) int64. crops: windows of the images. order: batches of image indices.
     """
 
     def __init__(
-        self, pixels: Pixels, labels: Tensor, crops: RandomCrops, order: ShuffledBatches, device: torch.device
+        self, decoded: DecodedImages, labels: Tensor, crops: RandomCrops, order: ShuffledBatches, device: torch.device
     ) -> None:
-        self.pixels, self.crops, self.batch_sampler, self.device = pixels, crops, order, device
+        self.decoded, self.crops, self.batch_sampler, self.device = decoded, crops, order, device
         self.labels = labels.to(device)
-        self.num_images = len(pixels)
-        self._heights, self._widths = pixels.sizes.numpy().T
-        self._offsets = pixels.offsets.numpy()
+        self.num_images = len(decoded)
+        self._heights, self._widths = decoded.sizes.numpy().T
+        self._offsets = decoded.offsets.numpy()
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        # The labels' device has an index, which torch.device("cuda") lacks.
-        make = self._on_device if self.pixels.values.device == self.labels.device else self._from_host
+        # Compared with the labels' device, because torch.device("cuda") has no index.
+        make = self._on_device if self.decoded.values.device == self.labels.device else self._from_host
         yield from make()
 
-    def _windows(self, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows (B,) and windows (B, 5) of a batch of epoch * N + row."""
-        epochs, rows = np.divmod(items, self.num_images)
-        boxes = self.crops.boxes(int(epochs[0]), rows, self._heights[rows], self._widths[rows])
-        top, left, height, width, mirror = boxes.T
-        start = self._offsets[rows] + 3 * (top * self._widths[rows] + left)
-        return rows, np.stack([start, self._widths[rows], height, width, mirror], axis=1)
+    def _table(self, items: np.ndarray) -> np.ndarray:
+        """(B, 6) int64 windows and rows of images, or (B, 12) with colour maps.
 
-    def _colors(self, items: np.ndarray) -> np.ndarray:
-        """The batch's colour maps as (B, 6) int64 that hold two float32 each; (B, 0) where colours do not vary."""
-        if not self.crops.colors.is_on:
-            return np.empty((len(items), 0), dtype=np.int64)
+        items: (B,) epoch * N + row. An int64 of the colour maps holds two float32.
+        """
         epochs, rows = np.divmod(items, self.num_images)
-        return self.crops.colors.maps(int(epochs[0]), rows).view(np.int64)
+        epoch, heights, widths = int(epochs[0]), self._heights[rows], self._widths[rows]
+        top, left, height, width, mirror = self.crops.boxes(epoch, rows, heights, widths).T
+        start = self._offsets[rows] + 3 * (top * widths + left)
+        table = np.stack([start, widths, height, width, mirror, rows], axis=1)
+        if not self.crops.colors.is_on:
+            return table
+        return np.concatenate([table, self.crops.colors.maps(epoch, rows).view(np.int64)], axis=1)
 
     def _make(self, values: Tensor, table: Tensor) -> Batch:
-        """The batch that a table on the device describes: windows of `values`, image rows, colour maps if there are any."""
+        """Make a batch from its table: windows, image rows, colour maps."""
         images, indices = resample(values, table[:, :5].contiguous(), self.crops.crop), table[:, 5]
         if self.crops.colors.is_on:
             images = recolor(images, table[:, 6:].view(torch.float32))
@@ -99,11 +99,8 @@ class CroppedBatches:
 
     def _on_device(self) -> Iterator[Batch]:
         for batch in self.batch_sampler:
-            items = np.array(batch)
-            rows, windows = self._windows(items)
-            # One small copy per step, queued behind the work of the step before: nothing waits.
-            table = self._send(np.concatenate([windows, rows[:, None], self._colors(items)], axis=1))
-            yield self._make(self.pixels.values, table)
+            # One small asynchronous copy per step, queued after the previous step.
+            yield self._make(self.decoded.values, self._send(self._table(np.array(batch))))
 
     def _send(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -119,39 +116,39 @@ class CroppedBatches:
             while waiting:
                 yield self._unpack(*waiting.popleft().result())
 
-    def _pack(self, items: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The windows of a batch behind one another, and their table (see `_make`)."""
-        rows, windows = self._windows(items)
-        heights, widths = windows[:, 2], windows[:, 3]
+    def _pack(self, items: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Concatenated windows of a batch, and their table (see `_make`)."""
+        table = self._table(items)
+        heights, widths = table[:, 2], table[:, 3]
         lengths = 3 * heights * widths
         starts = lengths.cumsum() - lengths
         packed = torch.empty(int(lengths.sum()), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        flat, source = packed.numpy(), self.pixels.values.numpy()
-        for (first, stride, height, width, _), start in zip(windows, starts, strict=True):
+        flat, source = packed.numpy(), self.decoded.values.numpy()
+        for (first, stride, height, width), start in zip(table[:, :4], starts, strict=True):
             window = np.lib.stride_tricks.as_strided(source[first:], (height, 3 * width), (3 * stride, 1))
             flat[start : start + 3 * height * width].reshape(height, 3 * width)[:] = window
-        table = np.stack([starts, widths, heights, widths, windows[:, 4], rows], axis=1)
-        return packed, torch.from_numpy(np.concatenate([table, self._colors(items)], axis=1))
+        table[:, 0], table[:, 1] = starts, widths  # of the packed windows
+        return packed, table
 
-    def _unpack(self, packed: Tensor, table: Tensor) -> Batch:
-        return self._make(packed.to(self.device, non_blocking=True), self._send(table.numpy()))
+    def _unpack(self, packed: Tensor, table: np.ndarray) -> Batch:
+        return self._make(packed.to(self.device, non_blocking=True), self._send(table))
 
 
 class StoredBatches:
-    """Evaluation batches: slices of images that are stored as the network sees them, in table order.
+    """Evaluation batches: slices of cropped images, in table order.
 
-    pixels: images of one size, on `device` or in host memory. labels: (N,) int64. rows: the images to go through, in one
-    piece; None: all.
+    decoded: images of one size, on `device` or in host memory. labels: (N,) int64. rows: contiguous range of images;
+    None: all.
     """
 
     def __init__(
-        self, pixels: Pixels, labels: Tensor, batch_size: int, device: torch.device, rows: range | None = None
+        self, decoded: DecodedImages, labels: Tensor, batch_size: int, device: torch.device, rows: range | None = None
     ) -> None:
-        height, width = pixels.sizes[0].tolist()
-        self.images = pixels.values.view(-1, height, width, 3).permute(0, 3, 1, 2)  # channels-last
+        height, width = decoded.sizes[0].tolist()
+        self.images = decoded.values.view(-1, height, width, 3).permute(0, 3, 1, 2)  # channels-last
         self.labels = labels.to(device)
-        self.indices = torch.arange(len(pixels), device=device)
-        self.rows = range(len(pixels)) if rows is None else rows
+        self.indices = torch.arange(len(decoded), device=device)
+        self.rows = range(len(decoded)) if rows is None else rows
         self.batch_size, self.device = batch_size, device
 
     def __len__(self) -> int:

@@ -1,11 +1,10 @@
-"""From an image file to pixels: the one place that makes RGB, and the one image dataset class."""
+"""Reading of image files to RGB, and the dataset classes."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from proxy_anchor.data.table import ImageTable, natural_key
-from proxy_anchor.errors import UnreadableImage, UsageError
-from proxy_anchor.utils import own_cores
+from proxy_anchor.errors import UnreadableImage, UsageError, reason_of
+from proxy_anchor.utils import available_cpus
 
-# What Pillow raises for a damaged or hostile file; MemoryError and NotImplementedError come out of damaged headers.
+# Pillow's exceptions for damaged or malicious files; damaged headers cause MemoryError and NotImplementedError.
 UNREADABLE = (OSError, SyntaxError, ValueError, MemoryError, NotImplementedError, Image.DecompressionBombError)
 Crops = Callable[[Image.Image, int, int], Tensor]  # (image, epoch, row) -> uint8 (3, crop, crop)
 
@@ -30,24 +29,24 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a part of a relative path is hidden or what an archive tool left behind (`._` twins, __MACOSX)."""
+    """Whether any part of a relative path is hidden or __MACOSX."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
 
 
 def is_image_file(path: Path) -> bool:
-    """Whether the name is an image's: known suffix, and no `._` twin or hidden file of some archive tool."""
+    """Whether a file name has an image suffix and is not hidden."""
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode (L, LA, P, CMYK, RGBA, I;16, ...) to RGB; transparent pixels are laid over white."""
+    """Convert any mode (L, P, CMYK, RGBA, I;16, ...) to RGB, over white."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        # Pillow clips these to 0-255 instead of scaling them: a 16-bit scan would turn white.
+        # Pillow clips these to 0-255 instead of scaling them, so a 16-bit scan would become white.
         pixels = np.asarray(image, dtype=np.float32)
         if not np.isfinite(pixels).all():
-            raise ValueError("pixels that are not finite")
+            raise ValueError("pixels are not finite")
         brightest = float(pixels.max())
         if image.mode.startswith("I;16"):
             white = 65535.0
@@ -60,56 +59,66 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def reason_of(error: BaseException) -> str:
-    """An error's text on one line, or its kind where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def read_rgb(path: Path) -> Image.Image:
+def read_rgb(
+    source: Path | io.BytesIO, *, max_pixels: int | None = None, formats: tuple[str, ...] | None = None
+) -> Image.Image:
     """Decode an image file to an RGB image.
 
-    The pixels are taken as stored: an EXIF orientation is not applied, as in the authors' loader.
-    Raises UnreadableImage with the file's name when it is missing, empty, truncated or no image.
+    Pixels are returned as stored: an EXIF orientation is not applied, as in the authors' loader.
+    max_pixels, formats: largest width x height and Pillow's names of accepted formats; both are checked on the header,
+    before anything is decoded.
+    Raises UnreadableImage for a file that is missing, empty, truncated or not an image, UsageError above max_pixels.
     """
-    with open_image(path) as image:
+    with open_image(source, formats) as image:
+        if max_pixels is not None and image.width * image.height > max_pixels:
+            raise UsageError(
+                f"the image has {image.width} x {image.height} pixels; at most {max_pixels:,} are accepted."
+            )
         image.load()
         return to_rgb(image)
 
 
 @contextmanager
-def open_image(path: Path) -> Iterator[Image.Image]:
-    """Pillow's lazy image of a file: its header is read, its pixels when they are asked for.
+def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
+    """Open an image lazily: only the header is read.
 
-    Raises UnreadableImage as `read_rgb` does, also for what goes wrong while the image is used.
+    Raises UnreadableImage as `read_rgb` does, also for errors of Pillow inside the block.
     """
-    # A truncated file must be an error, also when another library has switched Pillow's leniency on since the last call.
+    # Another library may have set this since the last call; a truncated file must be an error.
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
-        with Image.open(path) as image:
+        with Image.open(source, formats=formats) as image:
             yield image
+    except UsageError:
+        raise
     except FileNotFoundError as error:
-        raise UnreadableImage(f"image {path} is missing: restore it or remove it from the list.") from error
+        raise UnreadableImage(f"image {source} is missing: restore it or remove it from the list.") from error
     except UNREADABLE as error:
-        is_empty = path.is_file() and path.stat().st_size == 0
-        reason = "empty file" if is_empty else reason_of(error)
-        raise UnreadableImage(f"image {path} cannot be read ({reason}): replace or remove it.") from error
+        if isinstance(source, Path):
+            name, repair = f"image {source}", ": replace or remove it."
+            is_empty = source.is_file() and source.stat().st_size == 0
+        else:
+            name, repair, is_empty = "the image", ".", not source.getbuffer()
+        is_unknown = isinstance(error, Image.UnidentifiedImageError)
+        reason = "empty file" if is_empty else "no image of a known format" if is_unknown else reason_of(error)
+        raise UnreadableImage(f"{name} cannot be read ({reason}){repair}") from error
 
 
 def default_num_workers() -> int:
-    """This process's share of the cores, at most 16."""
-    return min(16, own_cores())
+    """Default number of decoding processes: the available CPUs, at most 16."""
+    return min(16, available_cpus())
 
 
 class ImageDataset(Dataset):
-    """The images of a table, cropped: item i is (uint8 tensor (3, crop, crop), label, i).
+    """Cropped images of a table: item i is (uint8 (3, crop, crop), label, i).
 
-    The index travels with the image, so that evaluation can undo whatever order or padding a sampler made.
+    The index is part of the item, so that evaluation can undo the order or padding of a sampler.
     Item e * N + i (see `ShuffledBatches`) is image i with the random numbers of epoch e.
-    pixels: the images decoded before, in host memory; None reads the files.
+    decoded: images that were decoded before, in host memory; None reads the files.
     """
 
-    def __init__(self, table: ImageTable, crops: Crops, pixels: Pixels | None = None) -> None:
-        self.table, self.crops, self.pixels = table, crops, pixels
+    def __init__(self, table: ImageTable, crops: Crops, decoded: DecodedImages | None = None) -> None:
+        self.table, self.crops, self.decoded = table, crops, decoded
         self.labels = torch.from_numpy(table.labels)
 
     def __len__(self) -> int:
@@ -117,20 +126,21 @@ class ImageDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
         epoch, row = divmod(index, len(self.table))
-        image = read_rgb(self.table.paths[row]) if self.pixels is None else self.pixels.image(row)
+        image = read_rgb(self.table.paths[row]) if self.decoded is None else self.decoded.image(row)
         return self.crops(image, epoch, row), self.labels[row], row
 
 
 ImageInput = str | Path | bytes | np.ndarray | Image.Image
-Prepared = tuple[int, Tensor | None, bytes, str]  # row, pixels or None, thumbnail or b"", why it cannot be read or ""
+Prepared = tuple[int, Tensor | None, bytes, str]  # row, image or None, thumbnail or b"", reason or ""
 
 THUMBNAIL_QUALITY = 80
 
 
 def find_images(folder: Path | str) -> list[Path]:
-    """Every image file below a folder, in natural order; hidden files, what archive tools leave and pipes are passed over.
+    """All image files below a folder, in natural order.
 
-    Raises UsageError when there is no such folder or no image in it.
+    Hidden files, leftovers of archive tools and pipes are skipped. Raises UsageError for a folder that does not exist
+    or holds no image.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -144,7 +154,10 @@ def find_images(folder: Path | str) -> list[Path]:
 
 
 def class_folders(paths: Sequence[Path], root: Path | str) -> list[str | None]:
-    """Each image's first sub-folder below `root` as its class; None for all of them unless every image has one."""
+    """Class of each image: its first sub-folder below `root`.
+
+    None for all images unless every image has a sub-folder.
+    """
     parts = [path.relative_to(root).parts for path in paths]
     if all(len(each) > 1 for each in parts):
         return [each[0] for each in parts]
@@ -154,16 +167,16 @@ def class_folders(paths: Sequence[Path], root: Path | str) -> list[str | None]:
 def open_input(
     image: ImageInput, *, max_pixels: int | None = None, formats: tuple[str, ...] | None = None
 ) -> Image.Image:
-    """An RGB image from a path, an encoded file's bytes, an (H, W, 3) or (H, W) uint8 array, or a Pillow image.
+    """RGB image from a path, bytes, an array or a Pillow image.
 
-    max_pixels, formats: for bytes from a stranger, the largest width x height and Pillow's names of accepted formats;
-    both are checked on the header, before anything is decoded.
-    Raises UsageError when it cannot be read.
+    Bytes are those of an encoded file. Arrays are uint8, (H, W, 3) or (H, W).
+    max_pixels, formats: limits for bytes from an untrusted source, see `read_rgb`.
+    Raises UsageError when the image cannot be read.
     """
     if isinstance(image, (str, Path)):
         return read_rgb(Path(image))
     if isinstance(image, bytes):
-        return _decode(image, max_pixels, formats)
+        return read_rgb(io.BytesIO(image), max_pixels=max_pixels, formats=formats)
     if isinstance(image, Image.Image):
         return to_rgb(image)
     if isinstance(image, np.ndarray):
@@ -177,29 +190,11 @@ def open_input(
     raise UsageError(f"image of type {type(image).__name__}: expected a path, bytes, a uint8 array or a Pillow image.")
 
 
-def _decode(content: bytes, max_pixels: int | None, formats: tuple[str, ...] | None) -> Image.Image:
-    ImageFile.LOAD_TRUNCATED_IMAGES = False
-    try:
-        with warnings.catch_warnings():
-            # Above 90 million pixels Pillow warns, above twice that it raises: both are refusals here.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(content), formats=formats) as image:
-                if max_pixels is not None and image.width * image.height > max_pixels:
-                    raise UsageError(
-                        f"the image has {image.width} x {image.height} pixels; at most {max_pixels:,} are accepted."
-                    )
-                image.load()
-                return to_rgb(image)
-    except UsageError:
-        raise
-    except (*UNREADABLE, Warning) as error:
-        is_unknown = isinstance(error, Image.UnidentifiedImageError)
-        reason = "no image of a known format" if is_unknown else reason_of(error)
-        raise UsageError(f"the image cannot be read ({'empty' if not content else reason}).") from error
-
-
 def input_key(image: ImageInput) -> str:
-    """A name for the content: equal for equal bytes or pixels; for a file, its path, size and time of change."""
+    """Identifier of the content, equal for equal bytes or pixels.
+
+    For a file it is made of path, size and modification time.
+    """
     if isinstance(image, (str, Path)):
         try:
             status = Path(image).stat()
@@ -213,9 +208,10 @@ def input_key(image: ImageInput) -> str:
 
 
 class InputImages(Dataset):
-    """Item i is (i, uint8 pixels (3, crop, crop), JPEG thumbnail, ""), or (i, None, b"", reason) for one that is unreadable.
+    """Dataset of images from any source, with thumbnails.
 
-    prepare: the network's own preprocessing. thumbnail_side: longest side in pixels of the small picture; 0: none.
+    Item i is (i, uint8 (3, crop, crop), JPEG thumbnail, ""), or (i, None, b"", reason) for an unreadable image.
+    prepare: the network's preprocessing. thumbnail_side: longest side in pixels; 0: no thumbnail.
     """
 
     def __init__(
@@ -245,7 +241,10 @@ def make_thumbnail(image: Image.Image, side: int) -> bytes:
 
 
 def collate_readable(batch: Sequence[Prepared]) -> tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]]:
-    """(rows, pixels (b, 3, crop, crop), thumbnails) of those that could be read, and (row, reason) of the others."""
+    """Batch the readable items: (rows, images (b, 3, crop, crop), thumbnails, skipped).
+
+    skipped: (row, reason) of the unreadable items.
+    """
     readable = [(row, pixels, thumbnail) for row, pixels, thumbnail, _ in batch if pixels is not None]
     skipped = [(row, reason) for row, pixels, _, reason in batch if pixels is None]
     pixels = torch.stack([each for _, each, _ in readable]) if readable else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
@@ -253,10 +252,11 @@ def collate_readable(batch: Sequence[Prepared]) -> tuple[list[int], Tensor, list
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
-    """N images behind one another, each as (height, width, 3) uint8, RGB.
+class DecodedImages:
+    """N concatenated RGB images, each (height, width, 3) uint8.
 
-    values: flat uint8, on any device, possibly a mapped file. sizes: (N, 2) int64 on the CPU, heights and widths.
+    values: flat uint8, on any device, possibly a memory-mapped file. sizes: (N, 2) int64 on the CPU, heights and
+    widths.
     """
 
     values: Tensor
@@ -267,15 +267,15 @@ class Pixels:
 
     @cached_property
     def offsets(self) -> Tensor:
-        """(N,) int64 on the CPU: where each image starts in `values`."""
+        """(N,) int64 on the CPU: start of each image in `values`."""
         lengths = 3 * self.sizes.prod(1)
         return lengths.cumsum(0) - lengths
 
     def array(self, row: int) -> np.ndarray:
-        """Image `row` as (height, width, 3), a view; for values on the CPU."""
+        """View of image `row` as (height, width, 3); for values on the CPU."""
         (height, width), start = self.sizes[row].tolist(), int(self.offsets[row])
         return self.values[start : start + 3 * height * width].numpy().reshape(height, width, 3)
 
     def image(self, row: int) -> Image.Image:
-        """Image `row` as Pillow's."""
+        """Image `row` as a Pillow image."""
         return Image.fromarray(self.array(row))

@@ -1,4 +1,4 @@
-"""The Triton kernel behind `resample`. Imported on a machine with an NVIDIA GPU only."""
+"""Triton kernel of `resample`, for NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import triton.language as tl
 def resample_kernel(  # type: ignore[no-untyped-def]
     values, windows, out, side: tl.constexpr, block: tl.constexpr
 ):
-    """Program (b, i): pixels i * block ... of image b. See `resample` for the arguments; out: (B, side, side, 3).
+    """Program (b, i): pixels from i * block on of image b.
 
-    The weights are Pillow's: a triangle of half-width max(1, scale) around the pixel's centre, cut at the window's edges
-    and normalised.
+    Arguments: see `resample`; out: (B, side, side, 3). The weights are Pillow's: a triangle of half-width max(1, scale)
+    around the pixel's centre, cut at the window's edges and normalised.
     """
     window = windows + 5 * tl.program_id(0).to(tl.int64)
     start, stride = tl.load(window), tl.load(window + 1)

@@ -1,7 +1,7 @@
-"""The order of training images, and the random numbers of each image, from (seed, epoch, image) alone.
+"""Order of the training images, and random numbers of each image.
 
-So a run depends neither on how many processes decode its images nor on how many devices share its batches, and one that is
-continued at epoch 7 sees the order and the crops that epoch 7 would have had.
+Both depend on (seed, epoch, image) alone: not on the number of worker processes or devices. A run that resumes at
+epoch 7 has the order and the crops that epoch 7 would have had.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ from proxy_anchor.errors import UsageError, check_int
 
 
 class ShuffledBatches(Sampler[list[int]]):
-    """Full batches of a shuffled pass over N images; the last short batch is dropped. The trainer calls `set_epoch`.
+    """Shuffled full batches; the last incomplete batch is dropped.
 
-    Yields lists of epoch * N + index, so that the dataset, which may live in another process, also knows the epoch.
+    Yields lists of epoch * N + index, so that the dataset in a worker process also knows the epoch. The trainer calls
+    `set_epoch`.
 
     Args:
         num_images: N.
-        batch_size: images per step over all processes.
-        seed: the order follows from it and the epoch.
-        rank, world_size: this process takes the rank-th of world_size equal slices of every batch.
+        batch_size: images per step over all ranks.
+        seed: of the order, together with the epoch.
+        rank, world_size: this rank takes the rank-th of world_size equal slices of every batch.
 
-    Raises UsageError when the batch cannot be filled or not be divided.
+    Raises UsageError when a batch cannot be filled or divided.
     """
 
     def __init__(self, num_images: int, batch_size: int, *, seed: int = 0, rank: int = 0, world_size: int = 1) -> None:
         check_int("data.batch_size", batch_size, 1)
         if batch_size > num_images:
             raise UsageError(
-                f"data.batch_size={batch_size} is larger than the {num_images} training images: no batch would be full. "
-                f"Set data.batch_size={num_images} or less."
+                f"data.batch_size={batch_size} is larger than the {num_images} training images: no batch would be "
+                f"full. Set data.batch_size={num_images} or less."
             )
         check_divisible(batch_size, world_size)
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
-        self.sampler = self  # where the trainer looks for set_epoch
+        self.sampler = self  # Lightning calls set_epoch on this attribute
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass."""
+        """Set the epoch of the next pass."""
         self.epoch = epoch
 
     def __len__(self) -> int:
         return self.num_images // self.batch_size
 
     def batches(self, generator: torch.Generator) -> Tensor:
-        """(batches, batch_size) image indices of one pass, over all processes."""
+        """(batches, batch_size) image indices of one pass over all ranks."""
         order = torch.randperm(self.num_images, generator=generator)
         return order[: len(self) * self.batch_size].view(len(self), self.batch_size)
 
@@ -64,20 +65,22 @@ class ShuffledBatches(Sampler[list[int]]):
 
 
 class PKBatches(ShuffledBatches):
-    """Batches of P classes with K images each, for losses that need positives in the batch; P = batch_size / K.
+    """Batches of P classes with K images each; P = batch_size / K.
 
-    An epoch has as many batches as a shuffled pass. Each class's images are shuffled and cut into groups of K; every batch
-    draws P groups of different classes, a class as likely as it has groups left. So images come up about as often as in a
-    shuffled pass. A group that a class cannot fill is filled up with images of that class again, the fewest times
-    possible; when fewer than P classes have groups left, the others are shuffled and cut anew. Which groups an epoch leaves
-    out is chance, so that every image is seen in the long run.
+    For losses that need positives in the batch. An epoch has as many batches as a shuffled pass. Each class's images
+    are shuffled and split into groups of K. Every batch draws P groups of different classes, with a probability
+    proportional to the number of groups that a class has left, so images appear about as often as in a shuffled pass.
+    An incomplete group is filled with images of its class, each repeated as rarely as possible. When fewer than P
+    classes have groups left, the other classes are shuffled and split again. The groups that an epoch leaves out are
+    random, so every image is seen in the long run.
 
     Args:
         labels: (N,) class of each image.
         batch_size, seed, rank, world_size: see `ShuffledBatches`.
         images_per_class: K, at least 2.
 
-    Raises UsageError when the batch cannot be divided by K, P is 1 (a batch without negatives), or there are fewer than P classes.
+    Raises UsageError when the batch cannot be divided by K, P is 1 (no negatives), or there are fewer than P
+        classes.
     """
 
     def __init__(
@@ -102,24 +105,27 @@ class PKBatches(ShuffledBatches):
             )
         if self.num_groups < 2:
             raise UsageError(
-                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} is one class per batch, which has "
-                f"no negatives: set data.batch_size={2 * math.lcm(images_per_class, world_size)} or more."
+                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} is one class per "
+                f"batch, which has no negatives: set data.batch_size={2 * math.lcm(images_per_class, world_size)} "
+                "or more."
             )
         order = np.argsort(labels, kind="stable")
         counts = np.unique(np.asarray(labels)[order], return_counts=True)[1]
         self.members = [torch.from_numpy(each) for each in np.split(order, np.cumsum(counts)[:-1])]
         if len(counts) < 2:
             raise UsageError(
-                "data.images_per_class: all training images are of one class, which has no negatives; it needs 2 or more."
+                "data.images_per_class: all training images are of one class, which has no negatives; it needs 2 "
+                "or more."
             )
         if len(counts) < self.num_groups:
             raise UsageError(
-                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} takes {self.num_groups} classes "
-                f"and there are {len(counts)}: set data.batch_size={len(counts) * images_per_class} or less."
+                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} takes "
+                f"{self.num_groups} classes and there are {len(counts)}: set "
+                f"data.batch_size={len(counts) * images_per_class} or less."
             )
 
     def batches(self, generator: torch.Generator) -> Tensor:
-        """(batches, batch_size) image indices of one pass, over all processes; K images of a class stand together."""
+        """(batches, batch_size) image indices of one pass over all ranks, the K images of a class in a row."""
         groups = [self._cut(images, generator) for images in self.members]
         left = torch.tensor([len(each) for each in groups], dtype=torch.float64)
         rows = []
@@ -137,21 +143,21 @@ class PKBatches(ShuffledBatches):
         return torch.stack(rows)
 
     def _cut(self, images: Tensor, generator: torch.Generator) -> list[Tensor]:
-        """A class's images in random order, as groups of K; the last is filled up with others of the class, then again."""
+        """Random groups of K images of a class; the last is filled up."""
         k, count = self.images_per_class, len(images)
         shuffled = images[torch.randperm(count, generator=generator)]
         groups = list(shuffled.split(k))
         short = len(groups[-1])
         if short < k:
-            # Those behind it in the cycle: the first of the order, which the last group holds itself only in a small class.
+            # Continue at the start of the order. Only in a small class the last group holds those images itself.
             positions = torch.arange(count - short, count - short + k) % count
             groups[-1] = shuffled[positions]
-        # `pop` takes the last, which would always be the one filled up.
+        # `pop` takes the last group, which would otherwise always be the one that was filled up.
         return [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
 
 
 def check_divisible(batch_size: int, world_size: int) -> None:
-    """Raise UsageError when a batch cannot be divided over the processes, naming the nearest that can."""
+    """Raise UsageError unless the ranks can divide a batch equally."""
     if batch_size % world_size:
         nearest = max(1, round(batch_size / world_size)) * world_size
         raise UsageError(
@@ -161,14 +167,16 @@ def check_divisible(batch_size: int, world_size: int) -> None:
 
 
 def evaluation_share(num_images: int, batch_size: int, rank: int, world_size: int) -> tuple[range, int]:
-    """(images, batch size) that the rank-th of world_size processes evaluates; all shares together are 0 to N - 1, once.
+    """(images, batch size) that a rank evaluates; each image belongs to one rank.
 
-    Whole batches of a single process, so that embeddings do not depend on the number of processes; smaller ones where
-    there are fewer batches than processes, each of which needs one. Raises UsageError for fewer images than processes.
+    Batches are those of a single process, so that embeddings do not depend on the number of ranks. They are smaller
+    only if there are fewer batches than ranks, since each rank needs one. Raises UsageError for fewer images than
+    ranks.
     """
     if num_images < world_size:
         raise UsageError(
-            f"{num_images} images cannot be evaluated on {world_size} devices: set trainer.devices={num_images} or less."
+            f"{num_images} images cannot be evaluated on {world_size} devices: set trainer.devices={num_images} or "
+            "less."
         )
     batch_size = min(batch_size, num_images // world_size)
     batches = -(-num_images // batch_size)
@@ -177,13 +185,13 @@ def evaluation_share(num_images: int, batch_size: int, rank: int, world_size: in
 
 
 def share_seen(order: ShuffledBatches, epoch: int) -> float:
-    """The share of the images that one epoch's batches hold, over all processes."""
+    """Share of the images in the batches of an epoch, over all ranks."""
     batches = order.batches(torch.Generator().manual_seed(mix(order.seed, epoch)))
     return len(batches.unique()) / order.num_images
 
 
 def mix(*numbers: int) -> int:
-    """A seed in [0, 2**63) that depends on all the numbers and on their order."""
+    """Hash numbers to a seed in [0, 2**63)."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

@@ -1,4 +1,4 @@
-"""Changes to a data set's splits: held-out classes, folds, wrong labels."""
+"""Changes of splits: held-out classes, folds, label noise."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from proxy_anchor.errors import UsageError, check_int, check_number
 
 
 def hold_out_classes(splits: Splits, *, fraction: float = 0.2, seed: int = 0) -> Splits:
-    """The splits with `fraction` of the training classes (at least 2, leaving at least 2) moved to `validation`.
+    """Move a fraction of the training classes to `validation`.
 
-    Raises UsageError when there are fewer than 4 training classes.
+    At least 2 classes are moved and at least 2 remain. Raises UsageError for fewer than 4 training classes.
     """
     check_number("validation.fraction", fraction, 0, maximum=1, exclusive=True)
     check_int("validation.seed", seed, 0)
@@ -24,9 +24,10 @@ def hold_out_classes(splits: Splits, *, fraction: float = 0.2, seed: int = 0) ->
 
 
 def take_fold(splits: Splits, *, fold: int, num_folds: int = 4, seed: int = 0) -> Splits:
-    """Splits that train on all training classes but one of `num_folds` parts, and search that part; test is left out.
+    """Splits of one fold of a cross-validation over the training classes.
 
-    The parts are disjoint, differ by at most one class in size, and together are all training classes.
+    One of `num_folds` parts of the classes is searched, the others train; test images are not used. The parts are
+    disjoint, differ by at most one class in size, and cover all training classes.
     Raises UsageError when a part would have fewer than 2 classes, or `fold` is outside [0, num_folds).
     """
     check_int("validation.num_folds", num_folds, 2)
@@ -54,10 +55,11 @@ def _part(table: ImageTable, held_out: np.ndarray) -> tuple[ImageTable, ImageTab
 
 
 def mislabel(splits: Splits, *, share: float, seed: int = 0) -> Splits:
-    """The splits with round(share x N) of the N training images labelled as another class, each other class as likely.
+    """Give round(share x N) of the N training images a wrong label.
 
-    Which images and which labels follow from the seed alone. Query, gallery and validation images keep their labels:
-    hold classes out first. Raises UsageError for a share outside [0, 1], or with fewer than 2 training classes.
+    The label is drawn uniformly from the other classes. Images and labels depend on the seed alone. Query, gallery and
+    validation images keep their labels: hold classes out first.
+    Raises UsageError for a share outside [0, 1] or fewer than 2 training classes.
     """
     check_number("dataset.label_noise", share, 0, maximum=1)
     check_int("dataset.label_noise_seed", seed, 0)

@@ -1,4 +1,4 @@
-"""The one table type that every benchmark and every user's folder is turned into."""
+"""Tables of images and labels, and the splits of a data set."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from proxy_anchor.errors import UsageError
 
 
 def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
-    """Sort key under which '2' comes before '10' and text sorts as text; '01' and '1' differ by the text alone."""
+    """Natural sort key: '2' before '10', letters as strings."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part], name
 
 
 @dataclass(frozen=True, eq=False)
 class ImageTable:
-    """N images and their classes.
+    """N image files and their classes.
 
     paths: N files. labels: (N,) int64 in [0, C), an index into `classes`. classes: C names, in label order.
     """
@@ -47,16 +47,16 @@ class ImageTable:
         return len(self.classes)
 
     def select(self, keep: np.ndarray) -> ImageTable:
-        """The images that `keep`, (N,) bool, chooses, in their order; classes that have none left are gone."""
+        """Images where `keep`, (N,) bool, is true; classes without images are removed."""
         rows = np.flatnonzero(keep).tolist()
         return make_tables((self.paths[row], self.classes[self.labels[row]]) for row in rows)[0]
 
 
 def make_tables(*groups: Iterable[tuple[Path, str]]) -> list[ImageTable]:
-    """Tables over one common, naturally sorted label map, so that equal classes have equal labels in all of them.
+    """Tables with one common label map, in natural order of the class names.
 
-    Each group is a sequence of (path, class name); class names may have gaps or be any text. Pass query and
-    gallery together: labels of two maps must never be compared.
+    Each group is a sequence of (path, class name); class names are arbitrary strings. Pass query and gallery together,
+    because labels of different maps cannot be compared.
     """
     rows = [list(group) for group in groups]
     classes = tuple(sorted({name for group in rows for _, name in group}, key=natural_key))
@@ -73,15 +73,15 @@ def make_tables(*groups: Iterable[tuple[Path, str]]) -> list[ImageTable]:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """What a loader function returns: images to train on and images to search.
+    """Images to train on and images to search, as loaders return them.
 
-    gallery None means that every query image searches all the other query images. Query and gallery share one
-    label map; the training map is its own, because in this field the two hold different classes.
-    validation: held-out training classes that select the epoch; they search themselves.
-    searched: what query and gallery are, "test" or, in cross-validation, "validation".
-    notice: one line for the user about how the split came about, or "".
-    num_mislabelled: training images whose label was changed on purpose.
-    skipped: training images that cannot be read and were left out, each with the reason.
+    gallery: None: every query image searches all other query images. Query and gallery share one label map; training
+    has its own, because in class-disjoint protocols it has other classes.
+    validation: held-out training classes that select the epoch; they search each other.
+    searched: role of query and gallery, "test" or, in cross-validation, "validation".
+    notice: one line for the user about the split, or "".
+    num_mislabelled: number of training images whose label was changed (`mislabel`).
+    skipped: bad training images that were left out, each with the reason.
     """
 
     name: str
@@ -100,18 +100,18 @@ class Splits:
 
     @property
     def tables(self) -> dict[str, ImageTable]:
-        """The tables by name: train, query and, where there are any, gallery and validation."""
+        """The tables by name: train, query and, if present, gallery and validation."""
         named = {"train": self.train, "query": self.query, "gallery": self.gallery, "validation": self.validation}
         return {name: table for name, table in named.items() if table is not None}
 
     @property
     def evaluated(self) -> dict[str, tuple[ImageTable, ImageTable | None]]:
-        """What is searched after each epoch, by the name under which it is logged: (query, gallery or None)."""
+        """Sets that are searched after each epoch: {name in logs: (query, gallery or None)}."""
         sets = {self.searched: (self.query, self.gallery)}
         return sets if self.validation is None else {**sets, "validation": (self.validation, None)}
 
     def describe(self) -> str:
-        """One line that counts images and classes, one for images left out and one for the notice if there are any."""
+        """Lines on numbers of images and classes, images left out, notice."""
         counts = ", ".join(
             f"{len(table):,} {name} images of {len(set(table.labels.tolist())):,} classes"
             for name, table in self.tables.items()
@@ -130,13 +130,13 @@ class Splits:
 
     @property
     def shared_classes(self) -> list[str]:
-        """Names of classes that are both trained on and searched (empty in a class-disjoint protocol)."""
+        """Names of classes that are both trained on and searched."""
         searched = set(self.query.classes)
         return [name for name in self.train.classes if name in searched]
 
 
 def missing_or_empty(paths: Sequence[Path]) -> list[str]:
-    """Every path that is no file or has no bytes, with the reason, in one pass over the file system."""
+    """Paths that are not a file or are empty, each with the reason."""
     bad = []
     for path in paths:
         try:
@@ -151,13 +151,13 @@ def missing_or_empty(paths: Sequence[Path]) -> list[str]:
     return bad
 
 
-def shorten(texts: Sequence[str]) -> str:
-    """The first five, and how many more there are."""
-    return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
+def shorten(items: Sequence[str]) -> str:
+    """The first five items and the number of further ones."""
+    return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
 
 
 def require_files(paths: Sequence[Path], what: str) -> None:
-    """Raise one UsageError that counts and names files that are missing or empty."""
+    """Raise UsageError that names the files that are missing or empty."""
     bad = missing_or_empty(paths)
     if bad:
         raise UsageError(
@@ -168,7 +168,7 @@ def require_files(paths: Sequence[Path], what: str) -> None:
 
 @dataclass(frozen=True)
 class ExpectedCounts:
-    """Images and classes of a benchmark's official class-disjoint protocol."""
+    """Number of images and classes in a benchmark's class-disjoint protocol."""
 
     train_classes: int
     train: int
@@ -177,12 +177,19 @@ class ExpectedCounts:
     gallery: int | None = None
 
 
-def require_counts(splits: Splits, expected: ExpectedCounts, *, allow_partial: bool, hint: str = "") -> Splits:
-    """The splits, if they hold exactly what the protocol says; otherwise UsageError with expected and found counts.
+def require_benchmark(
+    splits: Splits, expected: ExpectedCounts, *, allow_partial: bool, verify_files: bool, hint: str = ""
+) -> Splits:
+    """Raise UsageError unless all images exist and the counts are the expected ones.
 
-    allow_partial: accept the difference and say so in the splits' notice, as long as both sides hold images.
-    hint: what the loader knows about the reason.
+    allow_partial: remove missing images, accept other counts and say so in the notice of the returned splits, if both
+    sides hold images. verify_files: False does not look for the files.
+    hint: the likely reason for other counts, for the message.
     """
+    bad = missing_or_empty([path for table in splits.tables.values() for path in table.paths]) if verify_files else []
+    if bad:
+        hint = f"{len(bad)} listed images are missing or empty: it looks like a partial download ({shorten(bad)})"
+        splits = _without(splits, {item.rpartition(" (")[0] for item in bad})
     found = ExpectedCounts(
         splits.train.num_classes,
         len(splits.train),
@@ -192,15 +199,28 @@ def require_counts(splits: Splits, expected: ExpectedCounts, *, allow_partial: b
     )
     if found == expected:
         return splits
-    difference = f"expected {_describe(expected)}; found {_describe(found)}"
-    reason = f" ({hint})" if hint else ""
+    difference = f"expected {_describe(expected)}; found {_describe(found)}" + (f" ({hint})" if hint else "")
     if not allow_partial or not len(splits.train) or not len(splits.query):
         raise UsageError(
-            f"{splits.name} is not the whole benchmark: {difference}{reason}. Complete the download, or set "
-            "dataset.allow_partial=true for numbers that cannot be compared with the paper's."
+            f"{splits.name} is not the whole benchmark: {difference}. Complete the download (src/check.py lists "
+            "missing images), or set dataset.allow_partial=true for numbers that cannot be compared with the paper's."
         )
-    notice = f"partial {splits.name}, not comparable with the paper: {difference}{reason}."
+    notice = f"partial {splits.name}, not comparable with the paper: {difference}."
     return replace(splits, notice=notice + (f" {splits.notice}" if splits.notice else ""))
+
+
+def _without(splits: Splits, paths: set[str]) -> Splits:
+    train, query, *gallery = (
+        [
+            (path, table.classes[label])
+            for path, label in zip(table.paths, table.labels, strict=True)
+            if str(path) not in paths
+        ]
+        for table in (splits.train, splits.query, splits.gallery)
+        if table is not None
+    )
+    [train_table], [query_table, *gallery_table] = make_tables(train), make_tables(query, *gallery)
+    return replace(splits, train=train_table, query=query_table, gallery=gallery_table[0] if gallery_table else None)
 
 
 def _describe(counts: ExpectedCounts) -> str:
@@ -212,7 +232,10 @@ def _describe(counts: ExpectedCounts) -> str:
 
 
 def data_fingerprint(splits: Splits) -> dict[str, str]:
-    """{table: "N images of C classes, HASH"}; the hash is over names, labels and file sizes, not over the place or time."""
+    """Summary of each table: {table: "N images of C classes, HASH"}.
+
+    The hash covers folder and file names, labels and file sizes, but not the location or modification time.
+    """
     found = {}
     for name, table in splits.tables.items():
         digest = hashlib.sha256()
@@ -224,10 +247,13 @@ def data_fingerprint(splits: Splits) -> dict[str, str]:
 
 
 def require_same_data(made: dict[str, str] | None, now: dict[str, str]) -> None:
-    """Raise UsageError that names the tables in which the images are others than those of the checkpoint."""
+    """Raise UsageError if the images of a table differ from the checkpoint's.
+
+    made: fingerprint in the checkpoint, or None to accept any images.
+    """
     for name in now if made is not None else ():
         if (before := (made or {}).get(name)) != now[name]:
             raise UsageError(
-                f"the {name} images are not those that this run began with (then {before}; now {now[name]}): restore them, "
-                "or choose another run=NAME."
+                f"the {name} images are not those that this run began with (then {before}; now {now[name]}): restore "
+                "them, or choose another run=NAME."
             )

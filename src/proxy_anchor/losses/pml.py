@@ -1,7 +1,7 @@
-"""The losses that pytorch-metric-learning has and has right, under the names and values of their papers.
+"""Losses of pytorch-metric-learning, with the names and default values of their papers.
 
-Each function is a `_target_` of conf/loss. What its docstring says about the library was found in version 2.9 and is held by
-tests/losses/test_pml.py. Embeddings are of unit length here, for every loss.
+Each function is a `_target_` of conf/loss. What a docstring says about the library was found in version 2.9 and is
+tested in tests/losses/test_pml.py. Embeddings have unit length for every loss.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from pytorch_metric_learning import losses
+from pytorch_metric_learning.distances import CosineSimilarity
 from torch import Tensor, nn
 
-from proxy_anchor.errors import UsageError, check_int, check_number
+from proxy_anchor.errors import UsageError, check_int, check_number, reason_of
 from proxy_anchor.losses.base import MetricLoss
 
-# What that library calls C and D, in one loss or another.
+# Names of C and D in the library's losses.
 _SIZES = {"num_classes": "num_classes"} | dict.fromkeys(
     ("embedding_size", "embedding_dim", "descriptors_dim"), "embedding_dim"
 )
 
-# How that library says what it cannot do: it also asserts.
+# What the library raises for bad arguments; some losses assert.
 _REFUSALS = (TypeError, ValueError, AssertionError, NotImplementedError)
 
 
 class PMLLoss(MetricLoss):
-    """A loss of pytorch-metric-learning, with a miner and a distance where wanted.
+    """A loss of pytorch-metric-learning, optionally with a miner and a distance.
 
     Args:
-        num_classes: C. embedding_dim: D. Both are handed to the loss if it takes them.
+        num_classes: C. embedding_dim: D. Both are passed to the loss if it takes them.
         loss: a class of `pytorch_metric_learning.losses`, or a partial of one with further arguments; in a config its
             `_target_` with `_partial_: true`.
-        miner: a miner made already, called with every batch; None takes all pairs or triplets.
-        distance: a distance made already, for loss and miner; None leaves each its own.
+        miner: a miner object, called with every batch; None uses all pairs or triplets.
+        distance: a distance object for loss and miner; None keeps their defaults.
 
-    Raises UsageError when the loss cannot be made with these arguments, or does not take embeddings with labels.
+    Raises UsageError when the loss cannot be built with these arguments, or does not take embeddings with labels.
     """
 
     def __init__(
@@ -62,36 +64,36 @@ class PMLLoss(MetricLoss):
         try:
             self.loss = loss(**arguments)
         except _REFUSALS as error:
-            raise UsageError(f"loss: {name} does not accept these arguments ({_reason(error)}).") from error
+            raise UsageError(f"loss: {name} does not accept these arguments ({reason_of(error)}).") from error
         self.miner = miner
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Mine, then the loss of (B, D) embeddings with labels (B,); 0, with a gradient of 0, when nothing was mined."""
+        """Loss of the mined pairs of (B, D) embeddings with labels (B,).
+
+        0, with a gradient of 0, when nothing was mined.
+        """
         try:
             return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))
         except _REFUSALS as error:
             name = type(self.loss).__name__ + ("" if self.miner is None else f" with {type(self.miner).__name__}")
-            raise UsageError(f"loss: {name} does not take these embeddings with labels ({_reason(error)}).") from error
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+            raise UsageError(
+                f"loss: {name} does not take these embeddings with labels ({reason_of(error)})."
+            ) from error
 
 
 def _parameters(made: type) -> set[str]:
-    """The names that a constructor and those behind its **kwargs take."""
+    """Argument names of a constructor and of those that receive its **kwargs."""
     constructors = [vars(each)["__init__"] for each in made.__mro__ if "__init__" in vars(each)]
     return {name for each in constructors for name in inspect.signature(each).parameters}
 
 
 def contrastive(num_classes: int, embedding_dim: int, margin: float = 0.5) -> PMLLoss:
-    """Contrastive loss, Hadsell et al. 2006 (Eq. 4): d for a positive pair, max(0, margin - d) for a negative one.
+    """Contrastive loss, Hadsell et al. 2006 (Eq. 4).
 
-    The library, and with it Kim et al.'s released code (margin 0.5), takes distances where the paper has their squares, and
-    averages positive and negative pairs apart, each over the pairs whose term is not 0.
+    d for a positive pair, max(0, margin - d) for a negative one. The library, and so Kim et al.'s released code
+    (margin 0.5), uses distances where the paper uses their squares. It averages positive and negative pairs separately,
+    each over the pairs whose term is not 0.
     """
-    from pytorch_metric_learning import losses
-
     check_number("loss.margin", margin, 0, exclusive=True)
     return PMLLoss(num_classes, embedding_dim, partial(losses.ContrastiveLoss, neg_margin=margin))
 
@@ -99,36 +101,32 @@ def contrastive(num_classes: int, embedding_dim: int, margin: float = 0.5) -> PM
 def triplet(num_classes: int, embedding_dim: int, margin: float = 0.1, miner: nn.Module | None = None) -> PMLLoss:
     """Triplet loss, Schroff et al. 2015: max(0, d(a, p) - d(a, n) + margin).
 
-    As Kim et al.'s released code has it: margin 0.1 on distances, where the paper has 0.2 on their squares. Averaged over
-    the triplets whose term is not 0, of all that the miner keeps (semi-hard: 0 < d(a, n) - d(a, p) <= margin).
+    Margin 0.1 on distances, as in Kim et al.'s released code; the paper has 0.2 on squared distances. Averaged over
+    the mined triplets whose term is not 0 (semi-hard: 0 < d(a, n) - d(a, p) <= margin).
     """
-    from pytorch_metric_learning import losses
-
     check_number("loss.margin", margin, 0)
     return PMLLoss(num_classes, embedding_dim, partial(losses.TripletMarginLoss, margin=margin), miner)
 
 
 def n_pair(num_classes: int, embedding_dim: int, scale: float = 20.0) -> PMLLoss:
-    """N-pair loss, Sohn 2016: log(1 + sum of exp(a.n - a.p)) over one pair per class, n the others' positives.
+    """N-pair loss, Sohn 2016: log(1 + sum of exp(a.n - a.p)).
 
-    The paper's embeddings are of free length, held back by a weight on it. Here all are of unit length, so that every loss
-    trains the same network: `scale` multiplies the cosines instead, and the weight has nothing left to do. Without it the
-    differences between cosines are too small to learn from. 20 is the value of `normalized_softmax`, not the paper's.
-    The library takes the first pair of each class in the batch: 2 images per class, or the others get no gradient.
+    One pair per class; n are the positives of the other classes. In the paper the length of embeddings is free and has
+    an L2 penalty. Here embeddings have unit length, so that every loss trains the same network, and `scale` multiplies
+    the cosines, whose differences are otherwise too small to learn from. 20 is the value of `normalized_softmax`.
+    The library uses the first pair of each class in the batch: with more than 2 images per class the others get no
+    gradient.
     """
-    from pytorch_metric_learning import losses
-
     check_number("loss.scale", scale, 0, exclusive=True)
-    return PMLLoss(num_classes, embedding_dim, losses.NPairsLoss, distance=_scaled_cosine(scale))
+    return PMLLoss(num_classes, embedding_dim, losses.NPairsLoss, distance=_ScaledCosine(scale))
 
 
 def lifted_structure(num_classes: int, embedding_dim: int, alpha: float = 1.0) -> PMLLoss:
-    """Lifted structured loss, Song et al. 2016, Eq. 4: each positive pair against all negatives of both its images.
+    """Lifted structured loss, Song et al. 2016, Eq. 4.
 
-    max(0, log sum of exp(alpha - d) over those negatives + d(i, j))^2 / 2, averaged over the positive pairs.
+    max(0, log sum of exp(alpha - d) + d(i, j))^2 / 2, averaged over the positive pairs (i, j). The sum is over all
+    negatives of i and of j.
     """
-    from pytorch_metric_learning import losses
-
     check_number("loss.alpha", alpha, 0, exclusive=True)
     return PMLLoss(num_classes, embedding_dim, partial(losses.LiftedStructureLoss, neg_margin=alpha, pos_margin=0))
 
@@ -141,12 +139,10 @@ def multi_similarity(
     base: float = 0.5,
     miner: nn.Module | None = None,
 ) -> PMLLoss:
-    """Multi-Similarity loss, Wang et al. 2019 (base: their lambda), with its miner where one is given.
+    """Multi-Similarity loss, Wang et al. 2019 (base: their lambda).
 
-    Averaged over all images of the batch, those for which nothing was mined counting as 0.
+    Averaged over all images of the batch; an image without mined pairs counts as 0.
     """
-    from pytorch_metric_learning import losses
-
     check_number("loss.alpha", alpha, 0, exclusive=True)
     check_number("loss.beta", beta, 0, exclusive=True)
     check_number("loss.base", base, -1, maximum=1)
@@ -162,14 +158,14 @@ def margin(
     nu: float = 0.0,
     miner: nn.Module | None = None,
 ) -> PMLLoss:
-    """Margin loss, Wu et al. 2017: max(0, alpha + d - beta) and max(0, alpha + beta - d).
+    """Margin loss, Wu et al. 2017.
 
-    beta is where every class's learnable boundary starts, nu the weight that keeps it small. Divided by the number of terms
-    that are not 0. In the library's distance-weighted miner the weights of a batch are scaled together, so an image whose
-    negatives are all much farther than another's may be left out; the authors' code draws its negatives evenly then.
+    max(0, alpha + d - beta) for positive pairs, max(0, alpha + beta - d) for negative pairs. beta: initial value of
+    each class's learnable boundary. nu: weight of the penalty on the boundaries. Divided by the number of terms that
+    are not 0. The library's distance-weighted miner scales the weights of a batch together, so an image whose
+    negatives are all much farther than another's may be left out; the authors' code draws its negatives uniformly in
+    that case.
     """
-    from pytorch_metric_learning import losses
-
     check_number("loss.alpha", alpha, 0)
     check_number("loss.beta", beta, 0, exclusive=True)
     check_number("loss.nu", nu, 0)
@@ -186,13 +182,12 @@ def soft_triple(
     margin: float = 0.01,
     tau: float = 0.2,
 ) -> PMLLoss:
-    """SoftTriple loss, Qian et al. 2019 (K: num_centers, lambda: scale, delta: margin), with its regulariser (tau).
+    """SoftTriple loss, Qian et al. 2019, with its regulariser (weight tau).
 
-    The regulariser draws a class's centres together until those it does not need are one. The library has it apart, over the
-    similarities of all centres of all classes: 51 GB on SOP. Here it looks at each class's own.
+    Names in the paper: K is num_centers, lambda is scale, delta is margin. The regulariser merges centres that a class
+    does not need. The library's version compares all centres of all classes (51 GB on SOP); this one compares the
+    centres of each class.
     """
-    from pytorch_metric_learning import losses
-
     check_int("loss.num_centers", num_centers, 1)
     for name, value in {"scale": scale, "gamma": gamma}.items():
         check_number(f"loss.{name}", value, 0, exclusive=True)
@@ -207,21 +202,23 @@ def soft_triple(
 
 
 def center_distances(centers: Tensor, num_centers: int) -> Tensor:
-    """Half the mean distance between two centres of one class (SoftTriple's regulariser): (C K, D) to a scalar."""
+    """SoftTriple's regulariser: half the mean distance between centres of one class.
+
+    centers: (C K, D). Returns a scalar.
+    """
     unit = nn.functional.normalize(centers).unflatten(0, (-1, num_centers))  # (C, K, D)
     row, column = torch.triu_indices(num_centers, num_centers, offset=1, device=centers.device)
     cosines = (unit @ unit.mT)[:, row, column]
-    # The authors' 1e-5: the root has no gradient for centres that have become one.
+    # The authors' 1e-5: the square root has no gradient at 0, where centres are equal.
     return (2 + 1e-5 - 2 * cosines).sqrt().mean() / 2
 
 
 def arcface(num_classes: int, embedding_dim: int, s: float = 64.0, m: float = 0.5) -> PMLLoss:
-    """ArcFace, Deng et al. 2019, Eq. 3: softmax over s cos(angle), with m (radians) added to the angle of the own class.
+    """ArcFace, Deng et al. 2019, Eq. 3: softmax over s cos(angle).
 
-    The library takes degrees; where angle + m would exceed 180 it goes on with cos(angle) - m sin(m), as the authors' code.
+    m (radians) is added to the angle of the own class. The library takes degrees; where angle + m exceeds 180 degrees
+    it uses cos(angle) - m sin(m), as the authors' code does.
     """
-    from pytorch_metric_learning import losses
-
     check_number("loss.s", s, 0, exclusive=True)
     check_number("loss.m", m, 0, maximum=math.pi)
     loss = partial(losses.ArcFaceLoss, scale=s, margin=math.degrees(m), weight_init_func=_as_proxies)
@@ -229,9 +226,10 @@ def arcface(num_classes: int, embedding_dim: int, s: float = 64.0, m: float = 0.
 
 
 def cosface(num_classes: int, embedding_dim: int, s: float = 64.0, m: float = 0.35) -> PMLLoss:
-    """CosFace, Wang et al. 2018, Eq. 4: softmax over s cos(angle), with m taken from the cosine of the own class."""
-    from pytorch_metric_learning import losses
+    """CosFace, Wang et al. 2018, Eq. 4: softmax over s cos(angle).
 
+    m is subtracted from the cosine of the own class.
+    """
     check_number("loss.s", s, 0, exclusive=True)
     check_number("loss.m", m, 0, maximum=2)
     loss = partial(losses.CosFaceLoss, scale=s, margin=m, weight_init_func=_as_proxies)
@@ -240,40 +238,39 @@ def cosface(num_classes: int, embedding_dim: int, s: float = 64.0, m: float = 0.
 
 def normalized_softmax(num_classes: int, embedding_dim: int, temperature: float = 0.05) -> PMLLoss:
     """Normalised softmax, Zhai and Wu 2019: softmax over cosines / temperature."""
-    from pytorch_metric_learning import losses
-
     check_number("loss.temperature", temperature, 0, exclusive=True)
     loss = partial(losses.NormalizedSoftmaxLoss, temperature=temperature, weight_init_func=_as_proxies)
     return PMLLoss(num_classes, embedding_dim, loss)
 
 
 def circle(num_classes: int, embedding_dim: int, m: float = 0.4, gamma: float = 80.0) -> PMLLoss:
-    """Circle loss on pairs, Sun et al. 2020 (Eq. 6), for each image; averaged over those not 0."""
-    from pytorch_metric_learning import losses
+    """Circle loss on pairs, Sun et al. 2020, Eq. 6.
 
+    Computed for each image; averaged over the values that are not 0.
+    """
     check_number("loss.m", m, -1, maximum=1)
     check_number("loss.gamma", gamma, 0, exclusive=True)
     return PMLLoss(num_classes, embedding_dim, partial(losses.CircleLoss, m=m, gamma=gamma))
 
 
 def supcon(num_classes: int, embedding_dim: int, temperature: float = 0.1) -> PMLLoss:
-    """Supervised contrastive loss, Khosla et al. 2020, Eq. 2 (L_out), over images instead of two views of each."""
-    from pytorch_metric_learning import losses
+    """Supervised contrastive loss, Khosla et al. 2020, Eq. 2 (L_out).
 
+    Over the images of the batch instead of two views of each.
+    """
     check_number("loss.temperature", temperature, 0, exclusive=True)
     return PMLLoss(num_classes, embedding_dim, partial(losses.SupConLoss, temperature=temperature))
 
 
 def _as_proxies(weights: Tensor) -> None:
-    """(D, C) weights drawn as Proxy-Anchor's proxies: their norm sets how fast they turn (see `proxy_anchor.make_proxies`)."""
+    """Initialise (D, C) weights as `ProxyLoss` does."""
     nn.init.kaiming_normal_(weights.t(), mode="fan_out")
 
 
-def _scaled_cosine(scale: float) -> nn.Module:
-    from pytorch_metric_learning.distances import CosineSimilarity
+class _ScaledCosine(CosineSimilarity):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
 
-    class ScaledCosine(CosineSimilarity):
-        def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-            return scale * super().compute_mat(query_emb, ref_emb)
-
-    return ScaledCosine()
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        return self.scale * super().compute_mat(query_emb, ref_emb)

@@ -1,14 +1,16 @@
-"""Proxy-NCA loss: Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017.
+"""Proxy-NCA loss: Movshovitz-Attias et al., ICCV 2017.
 
-As Kim et al. 2020 write it (Eq. 1 to 3), with s(x, p) = -scale |x - p|^2 of unit vectors. Every sample is an anchor:
+"No Fuss Distance Metric Learning using Proxies".
+
+In the notation of Kim et al. 2020 (Eq. 1 to 3), with s(x, p) = -scale |x - p|^2 of unit vectors, for each sample:
 
     -s(x, p+) + log sum over the negative proxies p- of exp(s(x, p-)),          averaged over the batch.
 
-Value of Kim et al.'s released code: scale 32, on the squared distance, that is 64 on the cosine.
+Scale in Kim et al.'s released code: 32 on the squared distance, that is 64 on the cosine.
 
-Written here because pytorch-metric-learning's ProxyNCALoss (2.9), which the released code uses, is another function: its sum
-also holds the positive proxy, so that the pull on a sample is not constant (Eq. 3) but fades; that is Proxy-NCA++. It also
-takes the logarithm of a softmax, which is 0 in float32 for the hardest samples, and leaves those out.
+pytorch-metric-learning's ProxyNCALoss (2.9), which the released code uses, is another function: its sum includes the
+positive proxy, so the pull on a sample is not constant (Eq. 3) but fades, as in Proxy-NCA++. It also takes the
+logarithm of a softmax, which is 0 in float32 for the hardest samples, and drops those.
 """
 
 from __future__ import annotations
@@ -17,26 +19,28 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import check_number
-from proxy_anchor.losses.base import MetricLoss
-from proxy_anchor.losses.proxy_anchor import make_proxies, unit_length
+from proxy_anchor.losses.base import ProxyLoss
 
 
 def proxy_nca_loss(similarities: Tensor, labels: Tensor) -> Tensor:
-    """Eq. 2 of Kim et al. for each sample: similarities (B, C), at least 2 classes, and labels (B,) to losses (B,)."""
+    """Eq. 2 of Kim et al. for each sample: (B,) losses.
+
+    similarities: (B, C), at least 2 classes. labels: (B,).
+    """
     own = labels.unsqueeze(1)
     negatives = similarities.scatter(1, own, -torch.inf)
     return torch.logsumexp(negatives, dim=1) - similarities.gather(1, own).squeeze(1)
 
 
-class ProxyNCALoss(MetricLoss):
-    """Pulls each sample to its class's proxy with constant strength and pushes it from the others, the nearest most.
+class ProxyNCALoss(ProxyLoss):
+    """Pulls samples to their proxy with constant strength and pushes them from others.
 
     Args:
         num_classes: C, at least 2; one proxy each. embedding_dim: D.
         scale: factor of the squared distance between unit vectors, above 0.
 
     Attributes:
-        proxies: (C, D) parameter; only its direction matters.
+        proxies: (C, D) parameter, see `ProxyLoss`.
     """
 
     def __init__(self, num_classes: int, embedding_dim: int, scale: float = 32.0) -> None:
@@ -44,9 +48,7 @@ class ProxyNCALoss(MetricLoss):
         check_number("loss.scale", scale, 0, exclusive=True)
         check_number("num_classes", num_classes, 2)
         self.scale = float(scale)
-        self.proxies = make_proxies(num_classes, embedding_dim)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Mean over the batch of (B, D) embeddings with labels (B,)."""
-        cosines = unit_length(embeddings) @ unit_length(self.proxies).T
-        return proxy_nca_loss(self.scale * (2 * cosines - 2), labels).mean()
+        return proxy_nca_loss(self.scale * (2 * self.similarities(embeddings) - 2), labels).mean()

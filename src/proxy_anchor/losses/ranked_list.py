@@ -1,7 +1,9 @@
-"""Ranked List Loss: Wang et al., "Ranked List Loss for Deep Metric Learning", CVPR 2019.
+"""Ranked List Loss: Wang et al., CVPR 2019.
 
-Of each query's list, d the distance of unit vectors, it keeps the positives outside a ball of radius alpha - m and the
-negatives inside one of radius alpha:
+"Ranked List Loss for Deep Metric Learning".
+
+For each query, with d the distance of unit vectors, it keeps the positives outside a ball of radius alpha - m and the
+negatives inside a ball of radius alpha:
 
     L_P = mean over kept positives of d - (alpha - m)
     L_N = sum over kept negatives of w (alpha - d) / sum of w,      w = exp(temperature (alpha - d))
@@ -9,9 +11,9 @@ negatives inside one of radius alpha:
 
 The paper's values: alpha 1.2, m 0.4, temperature 10, balance 1/2 (both parts alike).
 
-Written here because pytorch-metric-learning's RankedListLoss (2.9) differentiates through the weights. In the paper they
-say how strongly each negative is pushed. With their derivative, a kept negative that is easier than the weighted mean by
-more than 1 / temperature is *pulled towards* the query.
+pytorch-metric-learning's RankedListLoss (2.9) differentiates through the weights, which are constants in the paper.
+With their derivative, a kept negative that is easier than the weighted mean by more than 1 / temperature is *pulled
+towards* the query.
 """
 
 from __future__ import annotations
@@ -20,19 +22,18 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import check_number
-from proxy_anchor.losses.base import MetricLoss
-from proxy_anchor.losses.proxy_anchor import unit_length
+from proxy_anchor.losses.base import MetricLoss, unit_length
 
 
 class RankedListLoss(MetricLoss):
-    """Keeps each class inside a ball and others outside, harder negatives weighing more.
+    """Keeps each class inside a ball and others outside, with weights by hardness.
 
     Args:
         num_classes: C. embedding_dim: D.
-        alpha: radius outside which negatives are left alone, in (0, 2].
-        m: how much smaller the ball of the positives is, in [0, alpha].
-        temperature: of the negatives' weights, at least 0 (0: all alike).
-        balance: share of the negatives' part, in [0, 1].
+        alpha: radius outside which negatives do not count, in (0, 2].
+        m: difference of the two radii, in [0, alpha].
+        temperature: of the negatives' weights, at least 0 (0: equal weights).
+        balance: weight of the negative part, in [0, 1].
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class RankedListLoss(MetricLoss):
         self.temperature, self.balance = float(temperature), float(balance)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Mean over the batch of (B, D) embeddings with labels (B,); 0 for a query without anything kept."""
+        """Mean over the batch of (B, D) embeddings with labels (B,).
+
+        A query without kept pairs counts as 0.
+        """
         unit = unit_length(embeddings)
         squared = (2 - 2 * unit @ unit.T).clamp(min=1e-12)  # the root of 0 has no gradient
         distances = squared.sqrt()
@@ -66,7 +70,7 @@ class RankedListLoss(MetricLoss):
         near = ~same & (distances < self.alpha)
         # A softmax over the kept ones; the weights are constants.
         logits = (self.temperature * (self.alpha - distances.detach())).masked_fill(~near, -torch.inf)
-        weights = torch.softmax(logits, dim=1).masked_fill(~near, 0.0)  # a row without any is NaN before
+        weights = torch.softmax(logits, dim=1).masked_fill(~near, 0.0)  # NaN in a row without kept negatives
         negative = ((self.alpha - distances) * weights).sum(1)
 
         return ((1 - self.balance) * positive + self.balance * negative).mean()

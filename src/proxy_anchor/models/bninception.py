@@ -1,12 +1,12 @@
-"""BN-Inception, Ioffe and Szegedy, ICML 2015, as converted from Caffe: the paper's main backbone, registered with timm.
+"""BN-Inception, Ioffe and Szegedy, ICML 2015, converted from Caffe: the paper's main backbone.
 
-Parameter names and shapes are those of the public file `bn_inception-52deb4733.pth`, unchanged, and so is the graph: each
-batch norm is followed by a ReLU, and everything that reads its output reads the rectified tensor.
+Parameter names, shapes and the graph are those of the public file `bn_inception-52deb4733.pth`: each batch norm is
+followed by a ReLU, and later layers read the rectified tensor.
 
-Colours. The weights want BGR, 0-255, minus (104, 117, 128) and no division. As every timm network this one takes RGB,
-normalised with the mean and std of its `pretrained_cfg` (which undo the division by 255); `forward_features` then reverses
-the channels, always. No file and no checkpoint is ever converted, so none can be converted twice. `features` is the graph
-without the reversal, for input in Caffe's own order.
+Colours. The weights expect BGR in 0-255, minus (104, 117, 128), without division. Like every timm network, this one
+takes RGB normalised with the mean and std of its `pretrained_cfg` (which undo the division by 255);
+`forward_features` then always reverses the channels. Files and checkpoints are never converted, so none can be
+converted twice. `features` is the graph without the reversal, for input in BGR order.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from timm.layers import SelectAdaptivePool2d, create_classifier
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from proxy_anchor.models.timm_head import TimmNetwork
+
 
 class Convolution(NamedTuple):
-    """A convolution with batch norm (in the module of the same name plus `_bn`) and ReLU."""
+    """A convolution with batch norm (module `NAME_bn`) and ReLU."""
 
     name: str
     channels: int
@@ -30,9 +31,10 @@ class Convolution(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One inception block by its output channels; (reduction, output) where a 1 x 1 convolution comes first.
+    """Output channels of an inception block.
 
-    A block without 1 x 1 branch and without projection behind its pooling halves height and width.
+    (reduction, output) in branches that start with a 1 x 1 convolution. A block without 1 x 1 branch and without a
+    projection after its pooling halves height and width.
     """
 
     name: str
@@ -44,11 +46,14 @@ class Block(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Of the last convolution of each branch, and of the pooling."""
+        """Stride of the last convolution of each branch and of the pooling."""
         return 1 if self.projection else 2
 
     def branches(self) -> list[list[Convolution]]:
-        """The convolutions of each branch, in the order in which their outputs are stacked; the last follows the pooling."""
+        """Convolutions of each branch, in the order of the output channels.
+
+        Those of the last branch follow the pooling.
+        """
         name = f"inception_{self.name}"
         (reduce, out), (double_reduce, double_out) = self.conv3x3, self.double3x3
         return [
@@ -63,16 +68,17 @@ class Block(NamedTuple):
         ]
 
     def out_channels(self, in_channels: int) -> int:
-        """Of all branches together; a pooling without projection passes its input's channels on."""
+        """Output channels of all branches; a pooling without projection keeps its input channels."""
         return self.conv1x1 + self.conv3x3[1] + self.double3x3[1] + (self.projection or in_channels)
 
     def pooled(self, x: Tensor) -> Tensor:
-        """The input of the last branch."""
+        """The pooled input of the last branch."""
         if self.pool == "avg":
             return F.avg_pool2d(x, 3, stride=1, padding=1)
         if self.stride == 1:
             return F.max_pool2d(x, 3, stride=1, padding=1)
-        # Padding only where the side is odd: there the released graph stops, its pooling being one short of its convolutions.
+        # Padding for odd sides only, where the released graph fails: its pooled map is smaller than those of its
+        # convolutions.
         return F.max_pool2d(x, 3, stride=2, padding=(x.shape[2] % 2, x.shape[3] % 2), ceil_mode=True)
 
 
@@ -96,14 +102,15 @@ BLOCKS = (
 )
 
 
-class BNInception(nn.Module):
-    """Images (B, 3, H, W), RGB, normalised as `pretrained_cfg` says, to logits (B, num_classes).
+class BNInception(TimmNetwork):
+    """BN-Inception.
 
-    With `num_classes=0` there is no classifier, and with `global_pool=""` as well the result is the feature map
-    (B, 1024, H / 32, W / 32). Sides that are no multiple of 32 are rounded up or down on the way.
+    RGB images (B, 3, H, W), normalised as in `pretrained_cfg`, to logits (B, num_classes). With `num_classes=0` there
+    is no classifier; with `global_pool=""` as well the result is the feature map (B, 1024, H / 32, W / 32), with
+    sides rounded up or down.
     """
 
-    global_pool: SelectAdaptivePool2d
+    classifier_name = "last_linear"
 
     def __init__(
         self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
@@ -118,16 +125,14 @@ class BNInception(nn.Module):
                 for convolution in branch:
                     width = self._add(convolution, width)
             channels = block.out_channels(channels)
-        self.num_features = channels
-        self.head_drop = nn.Dropout(drop_rate)
-        self.reset_classifier(num_classes, global_pool)
+        self.add_head(channels, num_classes, global_pool, drop_rate)
 
     def _add(self, convolution: Convolution, in_channels: int) -> int:
-        """Register the modules of one convolution; returns its output channels."""
+        """Register the modules of a convolution and return its output channels."""
         name, channels, kernel_size, stride = convolution
         self.add_module(name, nn.Conv2d(in_channels, channels, kernel_size, stride, padding=kernel_size // 2))
-        # The momentum of the public and the authors' code: after a step, the statistics are 9/10 the last batch's. It
-        # only matters where they are not frozen (SOP, In-Shop).
+        # Momentum of the public and the authors' code: the last batch has weight 0.9 in the statistics. It only matters
+        # where they are not frozen (SOP, In-Shop).
         self.add_module(f"{name}_bn", nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9))
         return channels
 
@@ -137,7 +142,7 @@ class BNInception(nn.Module):
         return x
 
     def features(self, x: Tensor) -> Tensor:
-        """The graph as released: BGR (B, 3, H, W) to the rectified feature map (B, 1024, H / 32, W / 32)."""
+        """The released graph: BGR (B, 3, H, W) to feature map (B, 1024, H / 32, W / 32)."""
         x = F.max_pool2d(self._apply_all(STEM[:1], x), 3, stride=2, ceil_mode=True)
         x = F.max_pool2d(self._apply_all(STEM[1:], x), 3, stride=2, ceil_mode=True)
         for block in BLOCKS:
@@ -150,30 +155,12 @@ class BNInception(nn.Module):
         """RGB (B, 3, H, W) to the feature map."""
         return self.features(x.flip(1))
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The feature map pooled and, unless `pre_logits`, classified."""
-        x = self.head_drop(self.global_pool(x))
-        return x if pre_logits else self.last_linear(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """RGB (B, 3, H, W) to logits, or to what `num_classes=0` and `global_pool=""` leave."""
-        return self.forward_head(self.forward_features(x))
-
-    def get_classifier(self) -> nn.Module:
-        """The linear layer, or an identity."""
-        return self.last_linear
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace pooling and classifier; None keeps the kind of pooling, 0 classes is no classifier."""
-        if global_pool is None:
-            global_pool = self.global_pool.pool_type
-        self.num_classes = num_classes
-        self.global_pool, self.last_linear = create_classifier(self.num_features, num_classes, pool_type=global_pool)
-        self.head_hidden_size = self.num_features * self.global_pool.feat_mult()
-
 
 def checkpoint_filter_fn(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The public file, written before PyTorch 0.4: batch-norm tensors of shape (1, C), no counts of batches."""
+    """Convert the public file, from before PyTorch 0.4.
+
+    Its batch-norm tensors have shape (1, C), and it has no `num_batches_tracked`.
+    """
     state = {name: value.squeeze(0) if value.ndim and len(value) == 1 else value for name, value in state.items()}
     counts = [name for name in model.state_dict() if name.endswith("num_batches_tracked")]
     return {name: torch.tensor(0) for name in counts} | state

@@ -1,7 +1,7 @@
-"""The embedding network of the paper: backbone, global pooling, one linear layer, unit length.
+"""The paper's embedding network: backbone, global pooling, linear layer, L2 normalisation.
 
-Preprocessing is part of the network: it takes pixels in 0-255 and holds the mean and standard deviation that its weights
-were trained with, so that no caller can combine the two wrongly.
+The network includes its normalisation: it takes pixels in 0-255 and holds the mean and standard deviation that its
+weights were trained with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, reason_of
 from proxy_anchor.models.pooling import POOLINGS
 from proxy_anchor.models.weights import create_pretrained
 
@@ -24,25 +24,28 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 class EmbeddingNet(nn.Module):
-    """Images (B, 3, H, W) with values in 0-255 (uint8 or float, RGB) to unit vectors (B, D) in float32.
+    """Maps RGB images to unit vectors.
+
+    Images are (B, 3, H, W) in 0-255, uint8 or float; embeddings are (B, D) in float32.
 
     Args:
-        backbone: any timm model name, with or without a weights tag ("resnet50.tv_in1k"), or a model of timm's form on a hub
-            ("hf-hub:ORG/NAME") or in a folder ("local-dir:FOLDER").
+        backbone: any timm model name, with or without a weights tag ("resnet50.tv_in1k"), or a model of timm's form
+            on a hub ("hf-hub:ORG/NAME") or in a folder ("local-dir:FOLDER").
         embedding_dim: D.
         pooling: "auto" (avg+max for feature maps as in the paper, a transformer's own pooling otherwise), "avg+max",
-            "avg", "max", "gem" or "own" (whatever the backbone does by itself).
-        image_size: side of the images in pixels; only networks that fix it at construction look at it.
+            "avg", "max", "gem" or "own" (the backbone's own pooling).
+        image_size: side of the images in pixels; used only by networks that fix it at construction.
         pretrained: load published weights; False starts from timm's random initialisation.
         weights: a local weights file instead of the published ones.
-        batch_norm: "frozen_statistics" (running statistics stay, scale and shift train; what the released code does on
-            CUB and Cars), "frozen" (scale and shift stay too) or "train".
-        drop_path: stochastic depth (Huang et al. 2016), in [0, 1): timm's rate, which grows with depth up to it; with that
-            probability a residual block is skipped for an image in training. Nothing in evaluation. timm's own defaults
-            (drop path, dropout, DropBlock) are off: this rate is all that is random in the network.
-        mean, std: per RGB channel of pixels in [0, 1]; None takes those that the weights were trained with.
+        batch_norm: "frozen_statistics" (running statistics are fixed, scale and shift train, as in the released code on
+            CUB and Cars), "frozen" (scale and shift are fixed too) or "train".
+        drop_path: stochastic depth (Huang et al. 2016), in [0, 1): the largest probability that a residual block is
+            skipped for an image in training; timm's rates grow with depth. All other random layers of timm (dropout,
+            DropBlock) are off.
+        mean, std: per RGB channel of pixels in [0, 1]; None uses those that the weights were trained with.
 
-    Raises UsageError for an unknown backbone, a pooling or drop_path that does not fit it, or weights that cannot be had.
+    Raises UsageError for an unknown backbone, a pooling or drop_path that does not fit it, or weights that cannot be
+    loaded.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class EmbeddingNet(nn.Module):
         check_choice("batch_norm", batch_norm, ["frozen_statistics", "frozen", "train"])
         check_drop_path(drop_path)
         self.batch_norm = batch_norm
-        # Enough to build the same network again around saved weights (see `from_config`).
+        # Sufficient to rebuild the network for saved weights (see `from_config`).
         self.config: dict[str, Any] = {
             "backbone": backbone,
             "embedding_dim": embedding_dim,
@@ -75,7 +78,7 @@ class EmbeddingNet(nn.Module):
         }
         own_pooling, num_features, timm_kwargs = _inspect(backbone, pooling, image_size)
         if drop_path:
-            # Only where it is on, so that configs of other networks are what they were before there was this key.
+            # Only if it is on, so that configs of other networks stay as they were before this key existed.
             self.config["drop_path"] = drop_path
             timm_kwargs["drop_path_rate"] = drop_path
             _require_drop_path(backbone, timm_kwargs)
@@ -85,7 +88,7 @@ class EmbeddingNet(nn.Module):
             self.backbone = timm.create_model(backbone, pretrained=False, **timm_kwargs)
         turn_off_dropout(self.backbone, keep_drop_path=drop_path > 0)
         trained_with: Any = self.backbone.pretrained_cfg
-        if ":" in backbone:  # a checkpoint is read where its source may be gone
+        if ":" in backbone:  # a checkpoint must load without its source
             self.config["backbone"] = trained_with["architecture"]
             _require_same_tensors(self.backbone, backbone, trained_with["architecture"], pooling, image_size)
         kind = "avg+max" if pooling == "auto" else pooling
@@ -105,14 +108,14 @@ class EmbeddingNet(nn.Module):
 
     @classmethod
     def from_config(cls, config: dict) -> EmbeddingNet:
-        """The network that `config` (a net's `.config`) describes, with random weights: load a state dict into it."""
+        """Build the network of a `.config`, with random weights."""
         return cls(**config, pretrained=False)
 
     def _batch_norms(self) -> Iterator[nn.Module]:
         return (module for module in self.backbone.modules() if isinstance(module, _BATCH_NORMS))
 
     def train(self, mode: bool = True) -> EmbeddingNet:
-        """Set training mode, except for frozen batch norm, which the trainer would release after each validation."""
+        """Set training mode, except for frozen batch norm."""
         super().train(mode)
         if self.batch_norm != "train":
             for module in self._batch_norms():
@@ -120,37 +123,37 @@ class EmbeddingNet(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pixels (B, 3, H, W) in 0-255, RGB, to unit-length embeddings (B, D) in float32.
+        """RGB images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D) in float32.
 
-        Raises UsageError for float images that are scaled to [0, 1] or normalised; looking at them waits for the GPU, which
-        uint8 images do not need.
+        Raises UsageError for float images that are scaled to [0, 1] or normalised. This check waits for the GPU; uint8
+        images are not checked.
         """
         if images.is_floating_point():
             _check_range(images)
         pixels = (images.to(self.mean.dtype) - self.mean) / self.std  # type: ignore[operator,arg-type]
         features = self.pool(self.backbone(pixels))  # (B, F)
-        # The head and the norm are cheap and decide the ranking: full precision whatever the backbone runs in.
+        # The head and the norm are cheap and determine the ranking, so they always run in full precision.
         with torch.autocast(images.device.type, enabled=False):
             return F.normalize(self.head(features.to(self.head.weight.dtype)))
 
 
 def _check_range(images: Tensor) -> None:
-    """Raise UsageError for floats that are no pixels in 0-255; says nothing where values cannot be read (compile, export)."""
+    """Raise UsageError for float images outside 0-255; no-op in compile and export."""
     captured = images.is_cuda and torch.cuda.is_current_stream_capturing()
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or images.is_meta or captured or not images.numel():
         return
     low, high = torch.stack(images.detach().aminmax()).tolist()
     if low < 0 or high <= 1:
         raise UsageError(
-            f"images: float values from {low:.3g} to {high:.3g}; expected pixels in 0-255, as the network normalises them itself: "
-            "pass the uint8 image, or multiply values in [0, 1] by 255."
+            f"images: float values from {low:.3g} to {high:.3g}; expected pixels in 0-255, because the network "
+            "normalises them itself: pass the uint8 image, or multiply values in [0, 1] by 255."
         )
 
 
 def turn_off_dropout(backbone: nn.Module, *, keep_drop_path: bool) -> None:
-    """Set every probability of dropping to 0: dropout, DropBlock and, unless kept, drop path.
+    """Set the rates of dropout, DropBlock and, unless kept, drop path to 0.
 
-    Constructors of timm have defaults of their own (0.1 in swin, 0.5 in nest), and not all take all rates, so the modules
+    timm's constructors have various defaults (0.1 in swin, 0.5 in nest) and do not all accept all rates, so the modules
     are changed instead.
     """
     for module in backbone.modules():
@@ -171,13 +174,17 @@ def check_drop_path(drop_path: object) -> None:
         raise UsageError("backbone.drop_path=1: every block would be skipped; expected a number below 1.")
 
 
+def _without_memory(name: str, **timm_kwargs: Any) -> nn.Module:
+    with torch.device("meta"):
+        return timm.create_model(name, pretrained=False, **timm_kwargs)
+
+
 def _require_drop_path(backbone: str, timm_kwargs: dict) -> None:
-    """Raise UsageError when the network does not know the rate, or takes it and has no path to drop."""
+    """Raise UsageError if the network has no paths to drop."""
     try:
-        with torch.device("meta"):
-            model = timm.create_model(backbone, pretrained=False, **timm_kwargs)
+        model = _without_memory(backbone, **timm_kwargs)
         paths = [module for module in model.modules() if isinstance(module, DropPath) and module.drop_prob]
-    except TypeError:  # an argument that it does not have
+    except TypeError:  # the constructor has no such argument
         paths = []
     if not paths:
         raise UsageError(
@@ -186,29 +193,26 @@ def _require_drop_path(backbone: str, timm_kwargs: dict) -> None:
 
 
 def _require_same_tensors(model: nn.Module, source: str, architecture: str, pooling: str, image_size: int) -> None:
-    """Raise UsageError unless timm's own network of that name has the tensors of the one from the source."""
-    with torch.device("meta"):
-        plain = timm.create_model(architecture, pretrained=False, **_inspect(architecture, pooling, image_size)[2])
+    """Raise UsageError if the model differs from timm's network of that name."""
+    plain = _without_memory(architecture, **_inspect(architecture, pooling, image_size)[2])
     shapes = [{name: value.shape for name, value in each.state_dict().items()} for each in (model, plain)]
     if shapes[0] != shapes[1]:
         raise UsageError(
-            f"backbone {source} is a changed {architecture}, which no checkpoint could describe: expected one that timm "
-            "builds from its name alone."
+            f"backbone {source} is a modified {architecture}, which cannot be rebuilt from a checkpoint: expected "
+            "one that timm builds from its name alone."
         )
 
 
 def _fixed_size(backbone: str) -> tuple[int, ...] | None:
-    """The only (height, width) that a network takes as it is built, () where that is not known; None where any fits."""
+    """(height, width) that a network requires, () if unknown, None if any fits."""
     architecture = backbone
     if ":" in backbone:
         try:
-            with torch.device("meta"):
-                architecture = timm.create_model(backbone, pretrained=False).pretrained_cfg["architecture"]  # type: ignore[index,assignment]
-        except Exception as error:  # missing files, foreign JSON, no network, another library's model
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            architecture = _without_memory(backbone).pretrained_cfg["architecture"]  # type: ignore[index,assignment]
+        except Exception as error:  # missing files, other JSON, no network, a model of another library
             raise UsageError(
-                f"backbone {backbone} cannot be opened ({reason}): expected hf-hub:ORG/NAME or local-dir:FOLDER with a "
-                "config.json of timm's."
+                f"backbone {backbone} cannot be opened ({reason_of(error)[:300]}): expected hf-hub:ORG/NAME or "
+                "local-dir:FOLDER with a config.json of timm's."
             ) from error
     if not timm.is_model(architecture):
         close = difflib.get_close_matches(backbone, timm.list_models(), n=3, cutoff=0.5)
@@ -221,7 +225,10 @@ def _fixed_size(backbone: str) -> tuple[int, ...] | None:
 
 
 def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, dict]:
-    """(use the backbone's own pooling?, F, arguments for timm.create_model), from a dry run without memory or weights."""
+    """(whether to use the backbone's own pooling, F, arguments for timm.create_model).
+
+    Found by a dry run on the meta device.
+    """
     bare: dict = {"num_classes": 0}
     if _fixed_size(backbone) not in (None, (image_size, image_size)):
         bare["img_size"] = image_size
@@ -230,12 +237,12 @@ def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, d
         attempts = [bare]
     for kwargs in attempts:
         try:
+            model = _without_memory(backbone, **kwargs).eval()
             with torch.device("meta"), torch.no_grad():
-                model = timm.create_model(backbone, pretrained=False, **kwargs).eval()
                 output = model(torch.zeros(1, 3, image_size, image_size))
             if not isinstance(output, Tensor):
-                raise TypeError("it gives several outputs")
-        except Exception as error:  # a network rejects what does not fit it with whatever its author chose to raise
+                raise TypeError("it returns several outputs")
+        except Exception as error:  # networks raise various types for arguments that do not fit
             failure = error
             continue
         if output.ndim == 2:
@@ -246,6 +253,7 @@ def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, d
         if output.ndim == 4 and output.shape[1] == channels and "global_pool" in kwargs:
             return False, output.shape[1], kwargs
     else:
-        reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
-        raise UsageError(f"backbone {backbone} does not accept {image_size} x {image_size} images ({reason}).")
+        raise UsageError(
+            f"backbone {backbone} does not accept {image_size} x {image_size} images ({reason_of(failure)[:300]})."
+        )
     raise UsageError(f"backbone {backbone} has no feature map to pool: set backbone.pooling=own instead of {pooling}.")

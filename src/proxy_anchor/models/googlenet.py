@@ -1,10 +1,10 @@
 """GoogLeNet, Szegedy et al., CVPR 2015: torchvision's network and weights, registered with timm.
 
-torchvision's own constructor switches `transform_input` on when it loads weights: a re-normalisation of the input inside
-the network, from ImageNet's mean and std to (x - 0.5) / 0.5, which is what these weights, ported from TensorFlow, were
-trained with. Here the switch is always off and `pretrained_cfg` says mean = std = 0.5: the same numbers reach the first
-convolution, and nothing is hidden. (The authors' released code feeds ImageNet's mean and std with the switch off, that is,
-input that these weights were not trained with.) There are no auxiliary classifiers.
+torchvision's constructor sets `transform_input` when it loads weights: the network then converts its input from
+ImageNet's mean and std to (x - 0.5) / 0.5, with which these weights, ported from TensorFlow, were trained. Here the
+option is off and `pretrained_cfg` has mean = std = 0.5, so the input of the first convolution is the same. (The
+authors' released code uses ImageNet's mean and std with the option off, that is, input that these weights were not
+trained with.) There are no auxiliary classifiers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import torchvision
-from timm.layers import SelectAdaptivePool2d, create_classifier
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
+
+from proxy_anchor.models.timm_head import TimmNetwork
 
 TRUNK = (
     *("conv1", "maxpool1", "conv2", "conv3", "maxpool2", "inception3a", "inception3b", "maxpool3"),
@@ -23,14 +24,14 @@ TRUNK = (
 )
 
 
-class GoogLeNet(nn.Module):
-    """Images (B, 3, H, W), RGB, normalised with mean and std 0.5, to logits (B, num_classes).
+class GoogLeNet(TimmNetwork):
+    """GoogLeNet.
 
-    With `num_classes=0` there is no classifier, and with `global_pool=""` as well the result is the feature map
-    (B, 1024, H / 32, W / 32).
+    RGB images (B, 3, H, W), normalised with mean and std 0.5, to logits (B, num_classes). With `num_classes=0` there
+    is no classifier; with `global_pool=""` as well the result is the feature map (B, 1024, H / 32, W / 32).
     """
 
-    global_pool: SelectAdaptivePool2d
+    classifier_name = "fc"
 
     def __init__(
         self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
@@ -41,9 +42,7 @@ class GoogLeNet(nn.Module):
             network.conv1.conv = nn.Conv2d(in_chans, 64, kernel_size=7, stride=2, padding=3, bias=False)
         for name in TRUNK:
             self.add_module(name, getattr(network, name))
-        self.num_features = 1024
-        self.head_drop = nn.Dropout(drop_rate)
-        self.reset_classifier(num_classes, global_pool)
+        self.add_head(1024, num_classes, global_pool, drop_rate)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, 3, H, W) to the feature map."""
@@ -51,30 +50,9 @@ class GoogLeNet(nn.Module):
             x = getattr(self, name)(x)
         return x
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The feature map pooled and, unless `pre_logits`, classified."""
-        x = self.head_drop(self.global_pool(x))
-        return x if pre_logits else self.fc(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) to logits, or to what `num_classes=0` and `global_pool=""` leave."""
-        return self.forward_head(self.forward_features(x))
-
-    def get_classifier(self) -> nn.Module:
-        """The linear layer, or an identity."""
-        return self.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace pooling and classifier; None keeps the kind of pooling, 0 classes is no classifier."""
-        if global_pool is None:
-            global_pool = self.global_pool.pool_type
-        self.num_classes = num_classes
-        self.global_pool, self.fc = create_classifier(self.num_features, num_classes, pool_type=global_pool)
-        self.head_hidden_size = self.num_features * self.global_pool.feat_mult()
-
 
 def checkpoint_filter_fn(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """torchvision's file without its auxiliary classifiers (which torchvision says were never trained)."""
+    """Remove the auxiliary classifiers, which torchvision documents as untrained."""
     return {name: value for name, value in state.items() if not name.startswith(("aux1.", "aux2."))}
 
 

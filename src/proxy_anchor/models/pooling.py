@@ -9,26 +9,26 @@ from torch import Tensor, nn
 
 
 def average_pool(features: Tensor) -> Tensor:
-    """Mean over space."""
+    """Mean over the spatial dimensions."""
     return features.flatten(2).mean(2)
 
 
 def max_pool(features: Tensor) -> Tensor:
-    """Maximum over space.
+    """Maximum over the spatial dimensions.
 
-    Written as `max().values`: under torch.compile and bf16 autocast the gradient of `amax` has been seen to be NaN
-    (H100, torch 2.11), and the CUDA backward of adaptive max pooling is not deterministic.
+    Written as `max().values`: under torch.compile and bf16 autocast the gradient of `amax` was NaN (H100, torch 2.11),
+    and the CUDA backward of adaptive max pooling is not deterministic.
     """
     return features.flatten(2).max(2).values
 
 
 def average_plus_max_pool(features: Tensor) -> Tensor:
-    """Sum of both, as in the released Proxy-Anchor code for every backbone."""
+    """Sum of average and max pooling, as in the released Proxy-Anchor code."""
     return average_pool(features) + max_pool(features)
 
 
 class GeMPool(nn.Module):
-    """Generalised mean, Radenovic et al., TPAMI 2019, with a learnable exponent p (start 3)."""
+    """Generalised mean, Radenovic et al., TPAMI 2019, with learnable exponent p."""
 
     def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class GeMPool(nn.Module):
         self.eps = eps
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, F, H, W) to (B, F), in float32: a power of a small bf16 number rounds to nothing."""
+        """(B, F, H, W) to (B, F), in float32, because powers of small bf16 numbers underflow."""
         with torch.autocast(features.device.type, enabled=False):
             return features.float().clamp(min=self.eps).flatten(2).pow(self.p).mean(2).pow(1.0 / self.p)
 
 
 class Pool(nn.Module):
-    """A pooling function as a module, so that it shows in print(net)."""
+    """Module of a pooling function, which print(net) shows."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,3 +1,3 @@
-"""Networks that timm lacks: importing this file registers them with timm. One more is written beside them and named here."""
+"""Registers networks that timm lacks; add a new one to the import."""
 
-from proxy_anchor.models import bninception, googlenet  # noqa: F401  (importing them is the registration)
+from proxy_anchor.models import bninception, googlenet  # noqa: F401  (the import registers them)

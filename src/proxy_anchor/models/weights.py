@@ -1,6 +1,6 @@
-"""The one place that decides where a backbone's pretrained weights come from.
+"""Loading of pretrained backbone weights.
 
-In this order: the file that the user names; a package that carries the weights; the hub, address or folder that timm knows.
+Sources in order: the file that the user names; an installed package with the weights; timm's hub, address or folder.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import timm
 from timm.models import load_state_dict, remap_state_dict, set_pretrained_check_hash
 from torch import nn
 
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import UsageError, reason_of
 from proxy_anchor.models import registered  # noqa: F401  (registers the networks that timm lacks)
 
 
 def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.Module:
-    """A timm model without classifier, carrying `weights` (a local file) or its published weights.
+    """Create a timm model with `weights` (a local file) or its published weights.
 
-    Raises UsageError when the file or the source is not there or does not fit, naming the file wanted.
+    Raises UsageError when the file or the source is missing or does not fit, naming the expected file.
     """
     file = _packaged_file(name) if weights is None else Path(weights)
     if file is not None:
@@ -32,44 +32,45 @@ def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.
     set_pretrained_check_hash(True)
     try:
         return timm.create_model(name, pretrained=True, **timm_kwargs)
-    except (OSError, RuntimeError) as error:  # the hub's errors are OSErrors or RuntimeErrors, by client version
+    except (OSError, RuntimeError) as error:  # errors of the hub, depending on the client version
         config = timm.models.get_pretrained_cfg(name)
         source = (config and (config.hf_hub_id or config.url)) or "published weights"
         raise UsageError(
-            f"the pretrained weights of {name} cannot be had from {source} ({_reason(error)}). Fetch that file elsewhere and "
-            "pass backbone.weights=FILE, or train from scratch with backbone.pretrained=false."
+            f"the pretrained weights of {name} cannot be loaded from {source} ({reason_of(error)[:300]}). HostCopy "
+            "that file elsewhere and pass backbone.weights=FILE, or train from scratch with backbone.pretrained=false."
         ) from error
 
 
 def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
-    """Load a checkpoint file into a timm model without classifier; every remaining tensor must fit.
+    """Load a checkpoint file into a timm model without classifier.
+
+    All tensors except the classifier's must match.
 
     Raises UsageError when the file is missing, unreadable or of another network.
     """
     if not file.is_file():
         raise UsageError(f"backbone.weights={file}: no such file. Pass the file that holds the weights of {name}.")
     url = str(model.pretrained_cfg.get("url"))  # type: ignore[union-attr,operator]
-    # PyTorch's weights carry the start of their SHA-256 in their name: resnet50-0676ba61.pth.
+    # File names of PyTorch's weights contain the start of their SHA-256: resnet50-0676ba61.pth.
     if (wanted := re.search(r"-([0-9a-f]{8,})\.\w+$", url)) and file.name == Path(url).name:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         if not digest.startswith(wanted[1]):
             raise UsageError(
-                f"backbone.weights={file} is cut short or altered: its SHA-256 starts with {digest[: len(wanted[1])]} instead "
-                f"of {wanted[1]}. Fetch {url} again; weights of your own need a file name of their own."
+                f"backbone.weights={file} is incomplete or changed: its SHA-256 starts with "
+                f"{digest[: len(wanted[1])]} instead of {wanted[1]}. HostCopy {url} again, or rename the file if the "
+                "weights are your own."
             )
-    # timm's convention: a network's module says how to read the file that was published for it.
+    # timm's convention: the module of a network converts the published file.
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     try:
         state = load_state_dict(str(file), use_ema=False, weights_only=True)
-        if (
-            "_conv_stem.weight" in state
-        ):  # the package's EfficientNet-Lite0: timm's tensors in timm's order, other names
+        if "_conv_stem.weight" in state:  # the packaged EfficientNet-Lite0: other names, timm's order
             state = remap_state_dict(state, model)
         elif convert is not None:
             state = convert(state, model)
     except Exception as error:  # zip, pickle and safetensors errors have no common base
         raise UsageError(
-            f"backbone.weights={file} cannot be read as a state dict of {name} ({_reason(error)})."
+            f"backbone.weights={file} cannot be read as a state dict of {name} ({reason_of(error)[:300]})."
         ) from error
     classifiers = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr,operator]
     classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
@@ -78,16 +79,12 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise UsageError(
-            f"backbone.weights={file} does not fit {name} ({_reason(error)}): pass the weights of this very network."
+            f"backbone.weights={file} does not fit {name} ({reason_of(error)[:300]}): pass the weights of this network."
         ) from error
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
 def _packaged_file(name: str) -> Path | None:
-    """The file of an installed package that carries these ImageNet weights."""
+    """Weights file of an installed package, or None."""
     if name.partition(".")[0] != "tf_efficientnet_lite0":
         return None
     try:

@@ -1,4 +1,4 @@
-"""Where images lie relative to each other, in two dimensions."""
+"""Two-dimensional maps of embeddings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ METHODS = ("pca", "tsne", "umap")
 
 
 def embedding_map(embeddings: Tensor | np.ndarray, *, method: str = "pca", seed: int = 0) -> np.ndarray:
-    """(N, 2) float64 places in [0, 1] of (N, D) embeddings; one embedding lies in the middle.
+    """Project (N, D) embeddings to (N, 2) float64 positions in [0, 1].
 
-    method: "pca" (the two directions of largest variance) or "tsne" (van der Maaten & Hinton 2008, by scikit-learn,
-    started from the PCA; some 10 s for 2,000 images on one core) or "umap" (McInnes et al. 2018, by umap-learn, which is not
-    among the dependencies). The same seed gives the same map on one machine; t-SNE runs on one thread, because sums over
-    several depend on their order.
-    Raises UsageError for NaN, or where scikit-learn or umap-learn is missing.
+    method: "pca" (the two directions of largest variance), "tsne" (van der Maaten & Hinton 2008, by scikit-learn,
+    initialised with the PCA; about 10 s for 2,000 images on one core) or "umap" (McInnes et al. 2018, by umap-learn,
+    which is not a dependency). The same seed gives the same map on one machine. t-SNE runs on one thread, because sums
+    over several threads depend on their order. A single embedding is at the centre.
+    Raises UsageError for NaN, and if scikit-learn or umap-learn is missing.
     """
     check_choice("method", method, METHODS)
     rows = normalise(as_rows(embeddings, "embeddings").cpu(), "map")
@@ -28,17 +28,17 @@ def embedding_map(embeddings: Tensor | np.ndarray, *, method: str = "pca", seed:
         centred.T @ centred if len(rows) > rows.shape[1] else centred, full_matrices=False
     )
     axes = directions[:2]
-    # A direction has no sign of its own: the largest entry is made positive, so that maps can be compared.
+    # The sign of a direction is arbitrary: the largest entry is made positive, so that maps are comparable.
     signs = axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()
-    places = (centred @ (axes * signs).T).numpy()
-    if places.shape[1] < 2:
-        places = np.concatenate([places, np.zeros((len(places), 2 - places.shape[1]))], axis=1)
+    positions = (centred @ (axes * signs).T).numpy()
+    if positions.shape[1] < 2:
+        positions = np.concatenate([positions, np.zeros((len(positions), 2 - positions.shape[1]))], axis=1)
     if method == "tsne" and len(rows) > 3:
-        places = _tsne(rows.numpy(), places, seed)
+        positions = _tsne(rows.numpy(), positions, seed)
     elif method == "umap" and len(rows) > 3:
-        places = _umap(rows.numpy(), seed)
-    low, high = places.min(0), places.max(0)
-    return np.where(high > low, (places - low) / np.where(high > low, high - low, 1), 0.5)
+        positions = _umap(rows.numpy(), seed)
+    low, high = positions.min(0), positions.max(0)
+    return np.where(high > low, (positions - low) / np.where(high > low, high - low, 1), 0.5)
 
 
 def _tsne(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
@@ -59,6 +59,6 @@ def _umap(rows: np.ndarray, seed: int) -> np.ndarray:
     except ImportError as error:
         raise UsageError("method=umap needs umap-learn: pip install umap-learn, or use method=tsne.") from error
     neighbours = min(15, len(rows) - 1)
-    # One job, as a fixed seed asks for: with the default of all cores it warns.
+    # umap-learn warns about a fixed seed with several jobs.
     mapper = UMAP(n_neighbors=neighbours, metric="cosine", init="random", random_state=seed, n_jobs=1)
     return mapper.fit_transform(rows)

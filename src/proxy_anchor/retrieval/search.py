@@ -1,11 +1,11 @@
-"""Exact nearest neighbours by cosine similarity: faiss on the GPU, faiss on the CPU, or torch, behind one function.
+"""Exact nearest neighbours by cosine similarity, with faiss (GPU or CPU) or torch.
 
-Every engine compares every query with every gallery row; nothing here is approximate. Rows are normalised in float64,
-similarities are float32 whatever autocast or `torch.set_float32_matmul_precision` say: bfloat16 similarities change
-about 2 % of the nearest neighbours.
+Every engine compares every query with every gallery row; nothing is approximate. Rows are normalised in float64.
+Similarities are float32 whatever the settings of autocast and `torch.set_float32_matmul_precision`: bfloat16
+similarities change about 2 % of the nearest neighbours.
 
-Two engines add the D products of a similarity in different orders, so their similarities differ by up to twice
-`float32_error(D)`, and neighbours that are closer than that may come out swapped. `metrics` accounts for it.
+Engines sum the D products of a similarity in different orders, so their similarities differ by up to twice
+`float32_error(D)`, and neighbours that are closer than this may be swapped. `metrics` accounts for it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,15 @@ from torch import Tensor
 from proxy_anchor.errors import UsageError, check_choice, check_int
 
 ENGINES = ("auto", "faiss_gpu", "faiss_cpu", "torch")
-FAISS_GPU_MAX_K = 2048  # compiled into faiss: its GPU selection kernels hold the K best in registers
-CHUNK_ELEMENTS = 2**25  # similarities held at once by the torch engine: 128 MiB in float32
+FAISS_GPU_MAX_K = 2048  # fixed in faiss: its GPU kernels hold the K best in registers
+CHUNK_ELEMENTS = 2**25  # similarities in memory at once with the torch engine: 128 MiB in float32
 _FAISS_GPU_SCRATCH_BYTES = 256 * 2**20  # faiss tiles its work to fit; its own default is up to 1.5 GiB
+_FAISS_GPU_LOCK = threading.Lock()  # faiss's handles and scratch memory serve one search at a time
+# Timeout of the test search: the first start of CUDA takes half a minute on a slow disk.
+_PROBE_SECONDS = 120.0
 
-_FAISS_GPU_LOCK = threading.Lock()  # its handles and scratch memory are for one search at a time
-
-_PROBE_SECONDS = (
-    120.0  # until a test search counts as hanging: the first start of CUDA on a slow disk takes half a minute
-)
-
-# Run in a process of its own: where faiss has no kernel for the card it aborts, which no `except` survives. Rounding
-# to TF32 would turn the first similarity, 1 - 2**-13, into 1 and the tie would go to row 0.
+# Runs in a subprocess: where faiss has no kernel for the GPU it aborts the process. Rounding to TF32 would turn the
+# first similarity, 1 - 2**-13, into 1, and the tie would go to row 0.
 _FAISS_GPU_PROBE = """
 import faiss, numpy as np
 assert faiss.get_num_gpus() > 0, "it sees no GPU"
@@ -60,7 +57,7 @@ def search(
     engine: str = "auto",
     exclude_self: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The K gallery rows most similar to each query, exactly.
+    """Find the K gallery rows most similar to each query, exactly.
 
     queries: (Q, D) and gallery: (N, D), any float type, need not be normalised; a zero row has similarity 0 to all.
     k: 1 <= K <= N, or N - 1 with exclude_self. exclude_self: queries and gallery are the same table, and row i never
@@ -70,9 +67,9 @@ def search(
     Order: decreasing float32 similarity; among returned rows of equal float32 similarity the lower index comes first,
     with every engine. Not promised: which of several equally similar rows make the cut at K, and that exact duplicates
     in different places get the same last bit (BLAS rounds by position).
-    Memory beyond inputs and result: normalised copies, 12 bytes per input value; torch about 4 x 4 x CHUNK_ELEMENTS
-    bytes (or one row of similarities, if that is more); faiss on the GPU 256 MiB, which it keeps; faiss on the CPU about 20 MB.
-    Raises UsageError when K is out of range, shapes disagree, a row holds NaN or infinity, or the engine is not there.
+    Memory beyond inputs and result: normalised copies, 12 bytes per input value; torch 16 x CHUNK_ELEMENTS bytes (or
+    one row of similarities if that is more); faiss 256 MiB on the GPU, which it keeps, 20 MB on the CPU.
+    Raises UsageError when K is out of range, shapes disagree, a row holds NaN or infinity, or the engine is missing.
     """
     query_rows = as_rows(queries, "queries")
     gallery_rows = query_rows if gallery is queries else as_rows(gallery, "gallery").to(query_rows.device)
@@ -92,23 +89,22 @@ def search(
 def resolve_engine(
     name: str, k: int, *, exclude_self: bool = False, device: torch.device | str | None = None, resident: bool = False
 ) -> str:
-    """The engine that will search: "faiss_gpu", "faiss_cpu" or "torch". The one place that decides; call it early.
+    """Choose the engine: "faiss_gpu", "faiss_cpu" or "torch".
 
-    name: one of ENGINES. k: the largest K asked for. device: where the embeddings are, when known.
-    resident: the gallery stays there from one search of a few queries to the next.
-    auto: torch for a resident gallery on a GPU; faiss on the GPU where it is there, works and allows K; else, when the
-    embeddings are on a GPU (or K was the obstacle), torch, which searches where they are; else faiss on the CPU where it
-    imports; else torch.
-    Raises UsageError for an unknown name and for a named engine that is not there or cannot return that many rows.
+    name: one of ENGINES. k: the largest K. device: of the embeddings, if known.
+    resident: the gallery stays on the device between searches of few queries.
+    auto: torch for a resident gallery on a GPU; faiss on the GPU if it works and allows K; else torch if the embeddings
+    are on a GPU or K is too large for faiss; else faiss on the CPU if installed; else torch.
+    Raises UsageError for an unknown name and for a named engine that is missing or cannot return K rows.
     """
     check_choice("engine", name, ENGINES)
     check_int("k", k, 1)
-    listed = k + exclude_self  # the row itself takes a place in the list before it is removed
+    listed = k + exclude_self  # the row itself is in the list before it is removed
     if name == "torch":
         return name
     on_gpu = device is not None and torch.device(device).type == "cuda"
     if name == "auto":
-        if on_gpu and resident:  # nothing has to be set up: 0.6 ms a query (docs/search.md)
+        if on_gpu and resident:  # needs no setup: 0.6 ms a query (docs/search.md)
             return "torch"
         if faiss_gpu_works():
             return "faiss_gpu" if listed <= FAISS_GPU_MAX_K else "torch"
@@ -131,7 +127,7 @@ def resolve_engine(
 
 
 def has_faiss() -> bool:
-    """Whether faiss imports. It is never imported before a search needs it."""
+    """Whether faiss is installed. It is imported only when a search needs it."""
     try:
         import faiss  # noqa: F401
     except ImportError:
@@ -140,15 +136,15 @@ def has_faiss() -> bool:
 
 
 def faiss_gpu_works() -> bool:
-    """Whether faiss is a GPU build and a small search on a GPU comes out right, which is tried once per process.
+    """Whether faiss is a GPU build and passes a test search.
 
-    Warns, once, where there is such a build and a GPU and the search aborts, hangs or is wrong: other engines search then.
+    The test runs once per process. Warns if it aborts, hangs or is wrong; other engines are used then.
     """
     if not has_faiss():
         return False
     import faiss
 
-    # Nothing of faiss that touches the card is called in this process: a broken build aborts it.
+    # A broken build aborts the process, so nothing of faiss that uses the GPU is called here.
     return hasattr(faiss, "StandardGpuResources") and torch.cuda.is_available() and _probe_faiss_gpu()
 
 
@@ -164,22 +160,25 @@ def _probe_faiss_gpu() -> bool:
         reason = str(error)
     except subprocess.TimeoutExpired:
         process.kill()
-        with suppress(subprocess.TimeoutExpired):  # one that hangs in the driver does not end even now
+        with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver survives the signal
             process.communicate(timeout=5)
         reason = f"no answer within {_PROBE_SECONDS:g} s"
     else:
         if process.returncode == 0:
             return True
     warnings.warn(
-        f"faiss does not work on this GPU (a test search in a process of its own: {reason}): the search goes on without it, "
-        "with the same numbers; reinstall faiss-gpu, or set search_engine=torch.",
+        f"faiss does not work on this GPU (a test search in a subprocess: {reason}): other engines are used, with "
+        "the same results; reinstall faiss-gpu, or set search_engine=torch.",
         stacklevel=2,
     )
     return False
 
 
 def nearest(queries: Tensor, gallery: Tensor, k: int, engine: str, *, exclude_self: bool) -> tuple[Tensor, Tensor]:
-    """`search` on checked input: unit rows in float32 on one device, K in range, an engine from `resolve_engine`."""
+    """`search` on checked input: float32 unit rows on one device.
+
+    K is in range and the engine comes from `resolve_engine`.
+    """
     with full_precision(queries.device):
         if engine == "torch":
             similarities, indices = _search_torch(queries, gallery, k, exclude_self)
@@ -188,7 +187,7 @@ def nearest(queries: Tensor, gallery: Tensor, k: int, engine: str, *, exclude_se
             similarities, indices = run(queries, gallery, k + exclude_self)
             if exclude_self:
                 similarities, indices = _drop_self(similarities, indices)
-        return _order_ties(similarities, indices)
+        return order_ties(similarities, indices)
 
 
 def _search_torch(queries: Tensor, gallery: Tensor, k: int, exclude_self: bool) -> tuple[Tensor, Tensor]:
@@ -212,7 +211,7 @@ def _search_faiss_cpu(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor,
 
 def _search_faiss_gpu(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
     import faiss
-    import faiss.contrib.torch_utils  # teaches faiss.knn_gpu to read and write torch tensors in place
+    import faiss.contrib.torch_utils  # lets faiss.knn_gpu read and write torch tensors in place
 
     home = queries.device
     device = home if home.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
@@ -225,31 +224,34 @@ def _search_faiss_gpu(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor,
             metric=faiss.METRIC_INNER_PRODUCT,
             device=torch.cuda.current_device(),
         )
-        torch.cuda.current_stream().synchronize()  # another thread, on another stream, gets the same scratch memory
+        torch.cuda.current_stream().synchronize()  # threads on other streams share the scratch memory
     return similarities.to(home), indices.to(home)
 
 
 @functools.cache
 def _faiss_gpu_resources(device: int) -> Any:
-    """faiss's handles and scratch memory on a card, for as long as the process: making them takes a tenth of a second."""
+    """faiss's handles and scratch memory on a GPU; creating them takes 0.1 s."""
     import faiss
 
     resources = faiss.StandardGpuResources()
     resources.setTempMemory(_FAISS_GPU_SCRATCH_BYTES)
-    resources.setPinnedMemory(0)  # for copies from the host, which are not made: its default is 256 MiB
+    resources.setPinnedMemory(0)  # only for copies from the host, which are not made; the default is 256 MiB
     return resources
 
 
 def _drop_self(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """(Q, K + 1) -> (Q, K): drop index i from row i or, where duplicates crowded it out, the last hit."""
+    """Drop index i from row i, or the last hit if duplicates displaced i.
+
+    (Q, K + 1) to (Q, K).
+    """
     queries, listed = indices.shape
     drop = indices == torch.arange(queries, device=indices.device)[:, None]
     drop[:, -1] |= ~drop.any(1)
     return similarities[~drop].view(queries, listed - 1), indices[~drop].view(queries, listed - 1)
 
 
-def _order_ties(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort hits of equal similarity by index; only rows that have such hits are touched."""
+def order_ties(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort hits of equal similarity by index, in place."""
     tied = (similarities[:, 1:] == similarities[:, :-1]).any(1).nonzero().squeeze(1)
     if len(tied):
         by_index, order = indices[tied].sort(dim=1)
@@ -259,13 +261,13 @@ def _order_ties(similarities: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def row_chunks(num_rows: int, row_size: int) -> Iterator[slice]:
-    """Slices over the rows, each of at most CHUNK_ELEMENTS values (and at least one row)."""
+    """Slices over the rows, of at most CHUNK_ELEMENTS values, at least one row."""
     step = max(1, CHUNK_ELEMENTS // max(1, row_size))
     return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
 def similarity_chunk(queries: Tensor, gallery: Tensor, rows: slice | Tensor, exclude_self: bool) -> Tensor:
-    """(q, N) similarities of the chosen query rows; with exclude_self a row is -inf to itself."""
+    """(q, N) similarities of the chosen queries; with exclude_self -inf to themselves."""
     chunk = queries[rows] @ gallery.T
     if exclude_self:
         own = torch.arange(rows.start, rows.stop, device=chunk.device) if isinstance(rows, slice) else rows
@@ -274,7 +276,7 @@ def similarity_chunk(queries: Tensor, gallery: Tensor, rows: slice | Tensor, exc
 
 
 def float32_error(dim: int) -> float:
-    """How far a float32 similarity of two unit vectors can be from the true one, in any order of summation.
+    """Largest error of a float32 similarity of unit vectors, in any summation order.
 
     Each of the D products takes part in at most D roundings of relative size 2**-24, and by Cauchy-Schwarz the
     products' absolute values add up to at most 1, so the sum is off by at most D * 2**-24 (to first order: hence the
@@ -284,11 +286,10 @@ def float32_error(dim: int) -> float:
 
 
 def as_rows(embeddings: Tensor | np.ndarray, name: str) -> Tensor:
-    """A detached (rows, D) floating-point tensor, or UsageError."""
+    """Convert to a detached (rows, D) floating-point tensor, or raise UsageError."""
     if isinstance(embeddings, np.ndarray):
-        embeddings = torch.from_numpy(
-            np.array(embeddings)
-        )  # a copy: torch refuses negative strides, warns of read-only
+        # A copy, because torch refuses negative strides and warns about read-only arrays.
+        embeddings = torch.from_numpy(np.array(embeddings))
     if not isinstance(embeddings, Tensor):
         raise UsageError(f"{name}: expected a torch tensor or numpy array, got {type(embeddings).__name__}.")
     if embeddings.ndim != 2 or 0 in embeddings.shape or not embeddings.is_floating_point():
@@ -298,12 +299,11 @@ def as_rows(embeddings: Tensor | np.ndarray, name: str) -> Tensor:
 
 
 def normalise(rows: Tensor, name: str) -> Tensor:
-    """(rows, D) float64 unit vectors; zero rows stay zero. UsageError counts rows that hold NaN or infinity.
+    """(rows, D) float64 unit vectors; zero rows stay zero.
 
-    Comparisons with NaN are false, so a metric that counts ranks would report 100 %.
+    Raises UsageError for NaN or infinity. Comparisons with NaN are false, so a metric would count every row as a hit.
     """
-    bad = int((~rows.isfinite()).any(1).sum())
-    if bad:
+    if bad := int((~rows.isfinite()).any(1).sum()):
         raise UsageError(
             f"{bad} of {len(rows)} {name} embeddings hold NaN or infinity; nothing was searched. Look for a diverged "
             "loss or a half-precision overflow in the network."
@@ -314,7 +314,7 @@ def normalise(rows: Tensor, name: str) -> Tensor:
 
 
 def check_same_dim(queries: Tensor, gallery: Tensor) -> None:
-    """Raise UsageError unless both tables have the same number of columns."""
+    """Raise UsageError unless both tables have the same D."""
     if queries.shape[1] != gallery.shape[1]:
         raise UsageError(
             f"queries have D={queries.shape[1]} and the gallery D={gallery.shape[1]}: embed both with one network."
@@ -322,21 +322,21 @@ def check_same_dim(queries: Tensor, gallery: Tensor) -> None:
 
 
 def check_k(k: int, gallery_size: int, exclude_self: bool) -> None:
-    """Raise UsageError unless 1 <= K <= the number of rows that a query can find."""
+    """Raise UsageError unless 1 <= K <= the number of other rows."""
     check_int("k", k, 1)
     available = gallery_size - exclude_self
     if k > available:
-        beside = " besides the query itself" if exclude_self else ""
-        raise UsageError(f"K={k} is larger than the gallery: it has {available} images{beside}; lower K.")
+        excluded = " besides the query itself" if exclude_self else ""
+        raise UsageError(f"K={k} is larger than the gallery: it has {available} images{excluded}; lower K.")
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast, no TF32 or bfloat16 inside float32 products, no gradients.
+    """Disable autocast, gradients, and TF32 or bfloat16 in float32 products.
 
-    The matmul switch is global to the process and is put back on the way out.
+    The matmul setting is global to the process and is restored on exit.
     """
-    # Not torch.get_float32_matmul_precision: it raises where someone has used these newer names.
+    # Not torch.get_float32_matmul_precision, which raises if these newer settings have been used.
     mkldnn: Any = torch.backends.mkldnn
     backends: list[Any] = [torch.backends.cuda.matmul, mkldnn.matmul]
     before = [backend.fp32_precision for backend in backends]

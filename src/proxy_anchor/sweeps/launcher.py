@@ -22,7 +22,7 @@ from typing import Any
 
 from proxy_anchor.errors import STOPPED, UsageError, check_int
 from proxy_anchor.reports.tables import format_table
-from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, NOTICES, read_result, write_text
+from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, STOP_SIGNALS, read_result, write_text
 
 SWEEP_JOB = "PROXY_ANCHOR_SWEEP_JOB"  # set for the commands that a launcher starts
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch's variable: where a rank writes its error
@@ -61,7 +61,7 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    passed_on = [*NOTICES, signal.SIGINT]
+    passed_on = [*STOP_SIGNALS, signal.SIGINT]
     before = os.environ.copy()
     handlers = {number: signal.getsignal(number) for number in passed_on}  # torch does not restore them
     with TemporaryDirectory() as folder:

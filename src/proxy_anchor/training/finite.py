@@ -7,7 +7,7 @@ from torch import Tensor
 
 from proxy_anchor.errors import AgreedError
 from proxy_anchor.training.distributed import reduce_max, world_size
-from proxy_anchor.utils import Fetch
+from proxy_anchor.utils import HostCopy
 
 
 class NotFinite(AgreedError):
@@ -24,7 +24,7 @@ class FiniteGuard:
 
     def __init__(self) -> None:
         self._where = ""
-        self._shown: Fetch | None = None  # (2,) whether they are bad: loss, gradient
+        self._shown: HostCopy | None = None  # (2,) whether they are bad: loss, gradient
 
     def show(self, where: str, loss_finite: Tensor, norm: Tensor) -> Tensor:
         """Keep the result of a step; returns a () float on its device: 1 if a number is not finite, else 0.
@@ -35,7 +35,7 @@ class FiniteGuard:
         if world_size() > 1:
             bad = reduce_max(bad.int())
         self._where = where
-        self._shown = Fetch(bad)
+        self._shown = HostCopy(bad)
         return bad.any().float()
 
     def check(self) -> None:

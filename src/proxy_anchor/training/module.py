@@ -73,7 +73,7 @@ class MetricLearner(pl.LightningModule):
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.lr, self.proxy_lr_mult, self.warmup_epochs = optimizer.keywords["lr"], proxy_lr_mult, warmup_epochs
         self.net, self.loss = net, loss
-        if isinstance(loss, (ProxyAnchorLoss, MetricLoss)):
+        if isinstance(loss, MetricLoss):
             loss.check_labels = False  # checked once by the data module; each check waits for the GPU
         self.metadata = metadata or {}
         self.compiled, self._compiled_loss = None, None

@@ -21,7 +21,7 @@ from proxy_anchor.training.callbacks.checkpoint import previous_version
 from proxy_anchor.training.callbacks.health import REPLAY_FILE
 from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
 from proxy_anchor.training.distributed import gather_objects, reduce_max, write_before_any_ends
-from proxy_anchor.utils import CLASSES_FILE, FAILURE_FILE, NOTICES, Fetch, write_text
+from proxy_anchor.utils import CLASSES_FILE, FAILURE_FILE, STOP_SIGNALS, HostCopy, write_text
 
 RECORD_KEY = "run_record"
 _LEFT_BEFORE_A_CHECKPOINT = (
@@ -187,7 +187,7 @@ class StopOnSignal(pl.Callback):
     def __init__(self) -> None:
         self._received: int | None = None
         self._before: dict[int, Any] = {}
-        self._agreed: Fetch | None = None
+        self._agreed: HostCopy | None = None
         self._common_batches: list[int] = []  # of each evaluation loader: batches that every process has
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -208,7 +208,7 @@ class StopOnSignal(pl.Callback):
         self._listen()
 
     def _listen(self) -> None:
-        for number in NOTICES:
+        for number in STOP_SIGNALS:
             handler = signal.signal(number, self._receive)
             if handler != self._receive:
                 self._before[number] = handler
@@ -221,7 +221,7 @@ class StopOnSignal(pl.Callback):
         if not number:
             return
         if trainer.world_size > 1:
-            for each in NOTICES:  # the launcher sends more of them when one rank has ended
+            for each in STOP_SIGNALS:  # the launcher sends more of them when one rank has ended
                 signal.signal(each, signal.SIG_IGN)
             self._before = {}
             write_before_any_ends(trainer)
@@ -239,7 +239,7 @@ class StopOnSignal(pl.Callback):
         """
         before = 0 if self._agreed is None else int(self._agreed.get())
         # Made on the device: a copy from the host would wait for the GPU.
-        self._agreed = Fetch(reduce_max(torch.full((1,), self._received or 0, device=device)))
+        self._agreed = HostCopy(reduce_max(torch.full((1,), self._received or 0, device=device)))
         return before
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any, **named: Any) -> None:

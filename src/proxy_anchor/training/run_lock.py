@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy_anchor.errors import FolderTaken
-from proxy_anchor.utils import one_of_several
+from proxy_anchor.utils import is_distributed
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -77,7 +77,7 @@ def release(folder: Path) -> None:
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Lock this run folder within the block. No-op in one of several ranks: `resume_or_start` locks it for all."""
-    if one_of_several():
+    if is_distributed():
         yield
         return
     take(folder)

@@ -1,10 +1,10 @@
 """Cars-196 (Krause et al. 2013), class-disjoint: classes 1-98 train, 99-196 are searched.
 
-Public copies come in two layouts, and their file numbers must never be joined across (both start at 00001):
+Public copies have two layouts, whose file numbers both start at 00001 and must not be mixed:
 - joint: `cars_annos.mat` lists `car_ims/000001.jpg` ... for all 16,185 images;
 - two folders: `devkit/cars_train_annos.mat` numbers `cars_train/00001.jpg` ..., and
-  `devkit/cars_test_annos_withlabels.mat` numbers `cars_test/00001.jpg` ... anew.
-The image split behind those two folders shares its classes and has no part in the protocol: both are pooled.
+  `devkit/cars_test_annos_withlabels.mat` numbers `cars_test/00001.jpg` ... from 1 again.
+The two folders are an image split over the same classes, which the protocol does not use: both are pooled.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from proxy_anchor.data.benchmarks.lists import find_below, present_rows, require_folder
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_counts
+from proxy_anchor.data.benchmarks.lists import find_below, require_folder
+from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=98, train=8054, test_classes=98, query=8131)
@@ -32,35 +32,41 @@ _PARTS = {
 
 
 def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
-    """Cars-196 below `root`, in either layout.
+    """Load Cars-196 from `root`, in either layout.
 
-    allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    allow_partial: accept fewer images or classes than the protocol; results are then not comparable.
     verify_files: False also lists images that are missing or empty, for src/check.py.
-    Raises UsageError when nothing is there, annotations carry no classes, files are missing, or counts differ.
+    Raises UsageError when annotations are missing or have no classes, files are missing, or counts differ.
     """
     root = require_folder(root, "Cars-196")
     rows, note = _joint(root) or _two_folders(root)
     names = _class_names(root)
-    rows, missing = present_rows(rows, "Cars-196", allow_partial=allow_partial, verify_files=verify_files)
     train = [(path, names.get(label, str(label))) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, names.get(label, str(label))) for path, label in rows if label > _LAST_TRAIN_CLASS]
-    hint = "; ".join(filter(None, [missing, note, KNOWN_TOTALS.get(len(rows))]))
+    hint = "; ".join(filter(None, [note, KNOWN_TOTALS.get(len(rows))]))
     [train_table], [test_table] = make_tables(train), make_tables(test)
-    return require_counts(Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, hint=hint)
+    return require_benchmark(
+        Splits("cars", train_table, test_table),
+        EXPECTED,
+        allow_partial=allow_partial,
+        verify_files=verify_files,
+        hint=hint,
+    )
 
 
 def _read_annotations(file: Path) -> list[tuple[str, int]]:
-    """(file name, class id from 1) of each row of a Cars-196 annotation file."""
+    """(file name, class id from 1) of each row of an annotation file."""
     from scipy.io import loadmat
 
     try:
         annotations = loadmat(file, squeeze_me=True)["annotations"]
-    except Exception as error:  # scipy raises whatever the broken bytes provoke
+    except Exception as error:  # scipy raises many types for damaged files
         raise UsageError(f"{file} cannot be read as a Cars-196 annotation file ({error}): fetch it again.") from error
     fields = annotations.dtype.names or ()
     if "class" not in fields:
         raise UsageError(
-            f"{file} holds no classes: it is the challenge's version; fetch cars_test_annos_withlabels.mat or cars_annos.mat."
+            f"{file} holds no classes: it is the challenge's version; fetch cars_test_annos_withlabels.mat or "
+            "cars_annos.mat."
         )
     names = annotations["fname" if "fname" in fields else "relative_im_path"]
     return [
@@ -70,14 +76,14 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
 
 
 def _class_names(root: Path) -> dict[int, str]:
-    """{1: "1 AM General Hummer SUV 2000", ...} where one of the set's files has them; numbers do as well."""
+    """{1: "1 AM General Hummer SUV 2000", ...}, or {} without names."""
     from scipy.io import loadmat
 
     for name in ("cars_meta.mat", "cars_annos.mat"):
         file = find_below(root, name)
         try:
             names: Any = [] if file is None else np.atleast_1d(loadmat(file, squeeze_me=True)["class_names"])
-        except Exception:  # not there, or whatever the broken bytes provoke
+        except Exception:  # no names, or a damaged file
             continue
         if len(names) == _CLASSES:
             return {number: f"{number} {each}" for number, each in enumerate(names, start=1)}

@@ -1,7 +1,7 @@
 """CUB-200-2011 (Wah et al. 2011), class-disjoint: classes 1-100 train, 101-200 are searched.
 
-Built from the class ids of its list files. The image split that ships with it (train_test_split.txt, 5,994 / 5,794)
-shares its classes between both parts and is never read.
+Built from the class ids of its list files. The image split of the archive (train_test_split.txt, 5,994 / 5,794) has all
+classes in both parts and is not used.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from pathlib import Path
 from proxy_anchor.data.benchmarks.lists import (
     as_int,
     find_below,
-    present_rows,
     read_columns,
     require_below,
     require_folder,
 )
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_counts
+from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=100, train=5864, test_classes=100, query=5924)
@@ -29,9 +28,11 @@ _LAST_TRAIN_CLASS = 100
 
 
 def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
-    """CUB-200-2011 below `root`: images.txt, image_class_labels.txt and images/, as in the archive CUB_200_2011.tgz.
+    """Load CUB-200-2011 from `root`.
 
-    allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    Expects images.txt, image_class_labels.txt and images/, as in the archive CUB_200_2011.tgz.
+
+    allow_partial: accept fewer images or classes than the protocol; results are then not comparable.
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
@@ -39,7 +40,7 @@ def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: boo
     if find_below(root, "images.txt") is None and find_below(root, "lists/files.txt") is not None:
         raise UsageError(f"dataset.root={root} holds the birds of 2010 (CUB-200, 6,033 images): fetch CUB-200-2011.")
     names_file = require_below(root, "CUB-200-2011", "images.txt")
-    # What stands beside the list belongs to it; another copy may lie around.
+    # Files next to the list are preferred, because `root` may hold a second copy.
     labels_file, images = (
         find_below(names_file.parent, name) or require_below(root, "CUB-200-2011", name)
         for name in ("image_class_labels.txt", "images")
@@ -55,8 +56,9 @@ def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: boo
                 f"{place}: {labels_file} has no class for image {image} ({name}): take both lists from one archive."
             )
         rows.append((images / name, labels[image]))
-    rows, note = present_rows(rows, "CUB-200-2011", allow_partial=allow_partial, verify_files=verify_files)
     [train] = make_tables((path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS)
     [query] = make_tables((path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS)
-    hint = note or KNOWN_TOTALS.get(len(rows), "")
-    return require_counts(Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, hint=hint)
+    hint = KNOWN_TOTALS.get(len(rows), "")
+    return require_benchmark(
+        Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files, hint=hint
+    )

@@ -1,15 +1,15 @@
-"""In-Shop Clothes Retrieval (DeepFashion, Liu et al. 2016): its own list names training, query and gallery images.
+"""In-Shop Clothes Retrieval (DeepFashion, Liu et al. 2016), split by its own list.
 
-The paper's text gives 28,760 test images; its query and gallery add up to 26,830, and so does the list file, which is
-what counts here.
+The paper's text gives 28,760 test images. Its query and gallery add up to 26,830, as in the list file, which is used
+here.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from proxy_anchor.data.benchmarks.lists import present_rows, read_columns, require_below, require_folder
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_counts
+from proxy_anchor.data.benchmarks.lists import read_columns, require_below, require_folder
+from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=3997, train=25882, test_classes=3985, query=14218, gallery=12612)
@@ -17,10 +17,11 @@ _IMAGE_FOLDERS = ("Img/img", "img", "Img/img_highres", "img_highres")
 
 
 def load_inshop(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
-    """In-Shop below `root`: list_eval_partition.txt (in Eval/ or Anno/) and img/, Img/img/ or img_highres/.
+    """Load In-Shop from `root`.
 
-    Queries search the gallery; both share one label map, and nothing is removed as a self-match.
-    allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    Expects list_eval_partition.txt (in Eval/ or Anno/) and img/, Img/img/ or img_highres/. Queries search the gallery;
+    both share one label map, and nothing is removed as a self-match.
+    allow_partial: accept fewer images or classes than the protocol; results are then not comparable.
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
@@ -31,14 +32,8 @@ def load_inshop(root: Path | str, *, allow_partial: bool = False, verify_files: 
     for place, (name, item, status) in read_columns(file, 3, skip_lines=2):  # their number, and the column names
         if status not in groups:
             raise UsageError(f"{place}: status {status!r} is not known; expected train, query or gallery.")
-        groups[status].append((images / name.removeprefix("img/"), item))  # the list counts from the folder above img/
-    notes = []
-    for status, rows in groups.items():
-        groups[status], note = present_rows(
-            rows, f"In-Shop ({status})", allow_partial=allow_partial, verify_files=verify_files
-        )
-        notes += [f"{status}: {note}"] if note else []
+        groups[status].append((images / name.removeprefix("img/"), item))  # paths in the list start above img/
     [train] = make_tables(groups["train"])
     query, gallery = make_tables(groups["query"], groups["gallery"])
     splits = Splits("inshop", train, query, gallery, notice=f"images from {images.relative_to(root)}/")
-    return require_counts(splits, EXPECTED, allow_partial=allow_partial, hint="; ".join(notes))
+    return require_benchmark(splits, EXPECTED, allow_partial=allow_partial, verify_files=verify_files)

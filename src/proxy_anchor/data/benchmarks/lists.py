@@ -1,20 +1,15 @@
-"""What the benchmark loaders share: finding files in public copies' layouts, and reading their list files."""
+"""Shared by the benchmark loaders: finding files, and reading list files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from proxy_anchor.data.images import is_hidden
-from proxy_anchor.data.table import missing_or_empty, shorten
 from proxy_anchor.errors import UsageError
-
-_Row = TypeVar("_Row", bound=tuple)
 
 
 def require_folder(root: Path | str, benchmark: str) -> Path:
-    """`root` as a path, if it is a folder."""
+    """Return `root` as a path, or raise UsageError unless it is a folder."""
     root = Path(root)
     if not root.is_dir():
         raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds {benchmark}.")
@@ -22,9 +17,10 @@ def require_folder(root: Path | str, benchmark: str) -> Path:
 
 
 def find_below(root: Path, *names: str) -> Path | None:
-    """The first of `names` (a file or folder, "Img/img" for a nested one) in `root` or up to two folders below.
+    """First of `names` in `root` or up to two folders below, or None.
 
-    Doubled folders, which some unpackers make (cars_train/cars_train), are followed inwards; hidden twins are no match.
+    names: files or folders; "Img/img" is a nested folder. For doubled folders, which some unpackers make
+    (cars_train/cars_train), the inner one is returned. Hidden files are ignored.
     """
     for pattern in ("", "*/", "*/*/"):
         for name in names:
@@ -38,7 +34,7 @@ def find_below(root: Path, *names: str) -> Path | None:
 
 
 def require_below(root: Path, benchmark: str, *names: str) -> Path:
-    """`find_below`, or a UsageError that says what was looked for."""
+    """Like `find_below`, but raise UsageError if nothing is found."""
     found = find_below(root, *names)
     if found is None:
         raise UsageError(f"dataset.root={root} does not hold {benchmark}: {' or '.join(names)} was not found there.")
@@ -46,10 +42,10 @@ def require_below(root: Path, benchmark: str, *names: str) -> Path:
 
 
 def read_columns(file: Path, num_columns: int, *, skip_lines: int = 0) -> list[tuple[str, list[str]]]:
-    """The rows of a white-space separated list file, each with its place ("FILE, line 7") for error messages.
+    """Rows of a whitespace-separated list file, each with its place ("FILE, line 7").
 
-    Blank lines, a byte-order mark and any line ends are no matter. skip_lines: headings, blank lines not counted.
-    Raises UsageError for a file that is missing or no text, and for a row with another number of columns, by its line.
+    Blank lines, a byte-order mark and all kinds of line ends are accepted. skip_lines: number of headings, blank lines
+    not counted. Raises UsageError for a file that cannot be read, and for a row with another number of columns.
     """
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
@@ -61,37 +57,13 @@ def read_columns(file: Path, num_columns: int, *, skip_lines: int = 0) -> list[t
         if len(values) != num_columns:
             raise UsageError(
                 f"{place}: expected {num_columns} columns, found {len(values)}: {' '.join(values)[:80]!r}. "
-                "Fetch the list again."
+                "HostCopy the list again."
             )
     return rows
 
 
 def as_int(text: str, place: str) -> int:
-    """A class id of a list file, counted from 1."""
+    """Parse a class id of a list file, counted from 1."""
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise UsageError(f"{place}: {text!r} is no class id: the file is damaged or another list. Fetch it again.")
+        raise UsageError(f"{place}: {text!r} is no class id: the file is damaged or another list. HostCopy it again.")
     return int(text)
-
-
-def present_rows(
-    rows: Iterable[_Row], benchmark: str, *, allow_partial: bool, verify_files: bool = True
-) -> tuple[list[_Row], str]:
-    """(rows whose first entry, a path, is a file with bytes, a note on those left out).
-
-    verify_files: False returns all rows without looking at the files.
-    Raises UsageError that counts and names missing files, unless allow_partial.
-    """
-    rows = list(rows)
-    if not verify_files:
-        return rows, ""
-    bad = missing_or_empty([row[0] for row in rows])
-    if bad and not allow_partial:
-        raise UsageError(
-            f"{benchmark} is not whole: expected {len(rows):,} images, found {len(rows) - len(bad):,}; "
-            f"it looks like a partial download ({shorten(bad)}). Complete it (src/check.py lists all such files), or set "
-            "dataset.allow_partial=true for numbers that cannot be compared with the paper's."
-        )
-    left_out = {text.rpartition(" (")[0] for text in bad}
-    kept = [row for row in rows if str(row[0]) not in left_out]
-    note = f"{len(left_out)} listed images are missing or empty: it looks like a partial download" if bad else ""
-    return kept, note

@@ -1,30 +1,35 @@
-"""Stanford Online Products (Song et al. 2016), class-disjoint by its own lists: Ebay_train.txt and Ebay_test.txt."""
+"""Stanford Online Products (Song et al. 2016), class-disjoint by its own lists.
+
+The lists are Ebay_train.txt and Ebay_test.txt.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from proxy_anchor.data.benchmarks.lists import present_rows, read_columns, require_below, require_folder
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_counts
+from proxy_anchor.data.benchmarks.lists import read_columns, require_below, require_folder
+from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 
 EXPECTED = ExpectedCounts(train_classes=11318, train=59551, test_classes=11316, query=60502)
 
 
 def load_sop(root: Path | str, *, allow_partial: bool = False, verify_files: bool = True) -> Splits:
-    """SOP below `root`: both lists and the twelve `*_final` folders, as in Stanford_Online_Products.zip.
+    """Load SOP from `root`.
 
-    allow_partial: accept fewer images or classes than the benchmark has (numbers are then not comparable).
+    Expects both lists and the twelve `*_final` folders, as in Stanford_Online_Products.zip.
+
+    allow_partial: accept fewer images or classes than the protocol; results are then not comparable.
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
     root = require_folder(root, "Stanford Online Products")
-    tables, notes = [], []
+    tables = []
     for name in ("Ebay_train.txt", "Ebay_test.txt"):
         file = require_below(root, "Stanford Online Products", name)
         # image_id class_id super_class_id path
         rows = [(file.parent / path, label) for _, (_, label, _, path) in read_columns(file, 4, skip_lines=1)]
-        rows, note = present_rows(rows, f"SOP ({name})", allow_partial=allow_partial, verify_files=verify_files)
         tables += make_tables(rows)
-        notes += [f"{name}: {note}"] if note else []
     train, query = tables
-    return require_counts(Splits("sop", train, query), EXPECTED, allow_partial=allow_partial, hint="; ".join(notes))
+    return require_benchmark(
+        Splits("sop", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
+    )

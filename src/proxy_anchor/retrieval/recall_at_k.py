@@ -1,0 +1,182 @@
+"""Recall@K over batches and ranks, as a torchmetrics metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from proxy_anchor.errors import AgreedError, UsageError
+from proxy_anchor.retrieval.metrics import as_ks, as_labels, recall_at_k
+from proxy_anchor.retrieval.search import as_rows, resolve_engine
+
+_NO_INDEX = torch.iinfo(torch.int64).min  # of a row that was added without a dataset index
+
+
+class RecallAtK(Metric):
+    """`recall_at_k` over batches and ranks, as a torchmetrics metric.
+
+    k, engine: as in `recall_at_k`. num_images: number of distinct images (queries plus gallery) that `compute`
+    requires, so that a partial pass is never reported as a whole one; None accepts any number.
+
+    `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank. `forward` returns the same for its
+    batch alone, NaN for a K that the batch cannot answer because it has at most K rows, or no query.
+
+    A distributed sampler repeats rows to make shards equal, and a copy of a query is a certain hit. Rows are therefore
+    identified by their dataset index: after gathering, each index counts once and rows are in dataset order. The value
+    does not depend on the number of ranks.
+    """
+
+    full_state_update = False
+    is_differentiable = False
+    higher_is_better = True
+    embeddings: list[Tensor]
+    labels: list[Tensor]
+    indices: list[Tensor]
+    in_gallery: list[Tensor]
+
+    def __init__(
+        self,
+        k: int | Iterable[int] = (1, 2, 4, 8),
+        *,
+        engine: str = "auto",
+        num_images: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.ks = as_ks(k)
+        self.engine = engine
+        self.num_images = num_images
+        self._batch_alone = False
+        resolve_engine(engine, max(self.ks))  # a missing faiss is reported before the first epoch
+        for name in ("embeddings", "labels", "indices", "in_gallery"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Add a batch as `update` does, and return the Recall of that batch."""
+        self._batch_alone = True
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._batch_alone = False
+
+    def update(
+        self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, *, is_gallery: bool = False
+    ) -> None:
+        """Add a batch.
+
+        embeddings: (B, D) float. labels: (B,) integers. indices: (B,) dataset indices; query and gallery may each
+        count from 0. None: every row counts, which is an error with several ranks.
+        is_gallery: the rows belong to the gallery. Without gallery rows, every row searches all others.
+        """
+        rows = as_rows(embeddings, "embeddings").float()
+        if indices is None:
+            if _several_ranks():
+                raise UsageError("RecallAtK: pass dataset indices; with several ranks some images are padded copies.")
+            indices = torch.full((len(rows),), _NO_INDEX)
+        batch_labels = as_labels(labels, "labels").to(rows.device)
+        batch_indices = as_labels(indices, "indices").to(rows.device)
+        if not len(rows) == len(batch_labels) == len(batch_indices):
+            raise UsageError(
+                f"RecallAtK: {len(rows)} embeddings, {len(batch_labels)} labels and {len(batch_indices)} indices."
+            )
+        self.embeddings.append(rows)
+        self.labels.append(batch_labels)
+        self.indices.append(batch_indices)
+        self.in_gallery.append(torch.full_like(batch_labels, is_gallery, dtype=torch.bool))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Recall of all rows since the last reset.
+
+        Rank 0 searches and broadcasts the result, or its UsageError, which is then raised on every rank.
+        """
+        recall = self._search_once() if self._is_synced and _several_ranks() else self._search()
+        return {
+            f"recall_at_{k}": torch.tensor(value, dtype=torch.float64, device=self.device)
+            for k, value in recall.items()
+        }
+
+    def gathered_embeddings(self) -> list[Tensor]:
+        """Embeddings of all ranks on the CPU, each image once, in dataset order.
+
+        Returns [queries (Q, D)] or [queries (Q, D), gallery (N, D)]. Collective: all ranks must call it.
+        """
+        with self.sync_context():
+            embeddings, indices = dim_zero_cat(self.embeddings), dim_zero_cat(self.indices)
+            in_gallery = dim_zero_cat(self.in_gallery)
+            parts = [embeddings[_distinct(indices, ~in_gallery)].cpu()]
+            if in_gallery.any():
+                parts.append(embeddings[_distinct(indices, in_gallery)].cpu())
+        return parts
+
+    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
+        """Gather the rows of all ranks.
+
+        For a rank without rows torchmetrics sends float32 of shape (0,), which does not match the other ranks.
+        """
+        group = process_group or self.process_group
+        dim = self.embeddings[0].shape[-1] if len(self.embeddings) else 0
+        device = self.embeddings[0].device if len(self.embeddings) else self.device
+        dims = dist_sync_fn(torch.tensor(dim, device=device), group=group)
+        if not len(self.embeddings):
+            self.embeddings = [torch.empty(0, int(max(dims)), device=device)]
+            self.labels = [torch.empty(0, dtype=torch.int64, device=device)]
+            self.indices = [torch.empty(0, dtype=torch.int64, device=device)]
+            self.in_gallery = [torch.empty(0, dtype=torch.bool, device=device)]
+        super()._sync_dist(dist_sync_fn, process_group=group)
+
+    def _search_once(self) -> dict[int, float]:
+        outcome: list[Any] = [None]
+        if torch.distributed.get_rank(self.process_group) == 0:
+            try:
+                outcome = [self._search()]
+            except UsageError as error:  # the other ranks wait for the broadcast
+                outcome = [str(error)]
+        torch.distributed.broadcast_object_list(outcome, group=self.process_group, group_src=0)
+        if isinstance(outcome[0], str):
+            raise AgreedError(outcome[0])
+        return outcome[0]
+
+    def _search(self) -> dict[int, float]:
+        if not any(map(len, self.embeddings)):
+            raise UsageError("RecallAtK: no embeddings were added since the last reset; call update before compute.")
+        embeddings, labels = dim_zero_cat(self.embeddings), dim_zero_cat(self.labels)
+        indices, in_gallery = dim_zero_cat(self.indices), dim_zero_cat(self.in_gallery)
+        queries, found = (_distinct(indices, rows) for rows in (~in_gallery, in_gallery))
+        ks = self.ks
+        if self._batch_alone:
+            longest = (len(found) or len(queries) - 1) if len(queries) else 0
+            ks = tuple(k for k in self.ks if k <= longest)
+        elif self.num_images is not None and len(queries) + len(found) != self.num_images:
+            raise UsageError(
+                f"RecallAtK: {len(queries) + len(found)} distinct images were seen, expected {self.num_images}; the "
+                "pass over the data was partial (limited batches, a sanity check) or the indices are wrong."
+            )
+        recall: dict[int, float] = {}
+        if ks:
+            gallery = {"gallery": embeddings[found], "gallery_labels": labels[found]} if len(found) else {}
+            recall = recall_at_k(embeddings[queries], labels[queries], ks, engine=self.engine, **gallery)
+        return {k: recall.get(k, math.nan) for k in self.ks}
+
+
+def _several_ranks() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _distinct(indices: Tensor, rows: Tensor) -> Tensor:
+    """Positions of the masked rows, one per dataset index, in dataset order.
+
+    The first copy is kept. Rows without an index are all kept, first, in the order in which they were added.
+    """
+    positions = rows.nonzero().squeeze(1)
+    values, order = indices[positions].sort(stable=True)
+    is_first = torch.ones_like(values, dtype=torch.bool)
+    is_first[1:] = (values[1:] != values[:-1]) | (values[1:] == _NO_INDEX)
+    return positions[order[is_first]]
