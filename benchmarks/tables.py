@@ -1,8 +1,8 @@
 """Write the tables of README.md and docs/ from the records of runs: `python benchmarks/tables.py`.
 
-A table is between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here. The records are files that the runs
-wrote (docs/results, benchmarks/results). A test checks that the documents are current. The file is long because it holds one
-function per table.
+A table is between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here. The records are files that the
+runs wrote (docs/results, benchmarks/results). A test checks that the documents are current. The file is long because
+it holds one function per table.
 """
 
 from __future__ import annotations

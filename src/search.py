@@ -16,7 +16,7 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     from proxy_anchor.data.images import find_images
     from proxy_anchor.errors import UsageError
     from proxy_anchor.inference.gallery import open_index, report_skipped
-    from proxy_anchor.inference.retriever import vote
+    from proxy_anchor.inference.hits import vote
     from proxy_anchor.reports.pages import write_search_page
     from proxy_anchor.reports.tables import format_table
     from proxy_anchor.utils import write_json

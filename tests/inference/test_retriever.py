@@ -19,7 +19,7 @@ from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.export import export
 from proxy_anchor.inference.gallery import open_index
-from proxy_anchor.inference.retriever import Hit, vote
+from proxy_anchor.inference.hits import Hit, vote
 
 
 @pytest.fixture

@@ -69,7 +69,10 @@ def test_a_map_over_alpha_and_delta_holds_runs_that_are_alike_in_all_else(tmp_pa
 def test_the_same_figure_gives_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        save_figure(figures.recall_curves({"a": [{"history": [{"epoch": 1, "recall": {"1": 0.5}, "train_seconds": 1.0}]}]}), tmp_path / name / "chart")
+        save_figure(
+            figures.recall_curves({"a": [{"history": [{"epoch": 1, "recall": {"1": 0.5}, "train_seconds": 1.0}]}]}),
+            tmp_path / name / "chart",
+        )
     for suffix in (".svg", ".png"):
         first, second = ((tmp_path / name / "chart").with_suffix(suffix).read_bytes() for name in ("a", "b"))
         assert first == second

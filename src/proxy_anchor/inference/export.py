@@ -64,8 +64,8 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
             difference = _difference(trained, read(aside))
         if not difference <= TOLERANCE:  # NaN is not
             raise UsageError(
-                f"format={format}: embeddings differ from the checkpoint's by {difference:.1e}, more than {TOLERANCE:.0e}; "
-                "nothing was written. Another version of the exporting package may do better."
+                f"format={format}: embeddings differ from the checkpoint's by {difference:.1e}, more than "
+                f"{TOLERANCE:.0e}; nothing was written. Another version of the exporting package may do better."
             )
         card = trained.path.parent / CARD_FILE if trained.path.is_file() else trained.path / CARD_FILE
         if card.is_file():

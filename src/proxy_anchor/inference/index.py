@@ -127,7 +127,8 @@ class VectorIndex:
             index.add(vectors)
         except RuntimeError as error:
             raise UsageError(
-                f"kind={self.kind}: faiss cannot build it from {len(self):,} vectors ({_reason(error)}); use kind=exact."
+                f"kind={self.kind}: faiss cannot build it from {len(self):,} vectors ({_reason(error)}); "
+                "use kind=exact."
             ) from error
         self._faiss = index
 
@@ -140,8 +141,8 @@ class VectorIndex:
             return faiss.index_factory(self.dim, self.kind, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
             raise UsageError(
-                f"kind={self.kind}: expected exact, or a string of faiss.index_factory for D={self.dim}, such as HNSW32 "
-                f"({_reason(error)})."
+                f"kind={self.kind}: expected exact, or a string of faiss.index_factory for D={self.dim}, such as "
+                f"HNSW32 ({_reason(error)})."
             ) from error
 
     def save(self, folder: Path) -> None:
@@ -161,7 +162,7 @@ class VectorIndex:
         """
         file, dim = folder / VECTORS_FILE, self.dim
         try:
-            # Memory-mapped: an approximate search touches few rows. Copy-on-write, because torch needs a writable array.
+            # Memory-mapped: an approximate search reads few rows. Copy-on-write: torch needs a writable array.
             self._set(ids, torch.from_numpy(np.load(file, mmap_mode="c", allow_pickle=False)))
             if self.kind != "exact":
                 import faiss

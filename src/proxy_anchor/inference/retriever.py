@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from proxy_anchor.data.table import shorten
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.inference.checkpoint import TrainedNet, load_trained, written_whole
 from proxy_anchor.inference.embedder import Embedder
+from proxy_anchor.inference.hits import Hit
 from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.retrieval.reranking import RERANKINGS, rerank
 from proxy_anchor.retrieval.search import check_k
@@ -27,25 +27,6 @@ INDEX_FORMAT = 3
 INDEX_FILE = "index.json"
 _RERANKED = 100  # nearest neighbours, at least, that re-ranking reorders
 _THUMBNAIL_PX = 112
-
-
-@dataclass(frozen=True)
-class Hit:
-    """One neighbour.
-
-    Attributes:
-        id: of the image in the gallery.
-        name: its path, or the name it was added under.
-        label: its class, None for unknown.
-        similarity: cosine, in [-1, 1].
-        is_match: whether the similarity reaches the calibrated threshold; None without one.
-    """
-
-    id: int
-    name: str
-    label: str | None
-    similarity: float
-    is_match: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -323,13 +304,13 @@ class Retriever:
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["format"] != INDEX_FORMAT:
                 raise UsageError(
-                    f"{folder} has index format {content['format']}; this version reads {INDEX_FORMAT}: build the index "
-                    "again."
+                    f"{folder} has index format {content['format']}; this version reads {INDEX_FORMAT}: "
+                    "build the index again."
                 )
             if content["model"] != own:
                 raise UsageError(
-                    f"{folder} was made by another model ({str(content['model'])[:8]}, this one is {own[:8]}): use that "
-                    "model, or build the index again."
+                    f"{folder} was made by another model ({str(content['model'])[:8]}, this one is {own[:8]}): "
+                    "use that model, or build the index again."
                 )
             items = {id_: Item(str(name), label, str(key)) for id_, name, label, key in content["images"]}
             ids = np.array(list(items), dtype=np.int64)
@@ -350,22 +331,6 @@ class Retriever:
 
     def _name(self, image: ImageInput, row: int) -> str:
         return str(image) if isinstance(image, (str, Path)) else f"image {self._next_id + row}"
-
-
-def vote(hits: Sequence[Hit]) -> tuple[str | None, float]:
-    """(class, share of the votes): each labelled hit votes with its similarity, if positive.
-
-    Among equals the class of the nearer hit wins. (None, 0.0) when no hit has a label.
-    """
-    votes: dict[str, float] = defaultdict(float)
-    for hit in hits:
-        if hit.label is not None:
-            votes[hit.label] += max(hit.similarity, 0.0)
-    if not votes:
-        return None, 0.0
-    winner = max(votes, key=lambda name: votes[name])  # the first of equals; hits come nearest first
-    total = sum(votes.values())
-    return winner, votes[winner] / total if total else 1 / len(votes)
 
 
 def _as_gallery(

@@ -1,7 +1,7 @@
 """The paper's figures from finished runs.
 
-Every point is the Recall@K of the selected epoch in percent: the mean over the runs that differ only in the seed, with an
-error bar of one standard deviation.
+Every point is the Recall@K of the selected epoch in percent: the mean over the runs that differ only in the seed,
+with an error bar of one standard deviation.
 """
 
 from __future__ import annotations

@@ -67,4 +67,5 @@ def _weights_terms(backbone: Mapping[str, Any]) -> str:
         return "none, trained from scratch"
     known = timm.models.get_pretrained_cfg(backbone["name"])
     licence = getattr(known, "license", None)
-    return f"published weights of {backbone['name']}, licence {licence or 'not stated by timm'}; ImageNet images are for research"
+    terms = f"licence {licence or 'not stated by timm'}; ImageNet images are for research"
+    return f"published weights of {backbone['name']}, {terms}"

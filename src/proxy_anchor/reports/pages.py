@@ -16,7 +16,8 @@ from torch import Tensor
 
 from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input, read_rgb
 from proxy_anchor.data.table import Splits
-from proxy_anchor.inference.retriever import Hit, Retriever, vote
+from proxy_anchor.inference.hits import Hit, vote
+from proxy_anchor.inference.retriever import Retriever
 from proxy_anchor.reports.figures import recall_curves
 from proxy_anchor.reports.gallery import nearest_images
 from proxy_anchor.utils import write_text

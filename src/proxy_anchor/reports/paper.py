@@ -1,8 +1,8 @@
 """Results of finished runs next to the numbers of Kim et al. 2020.
 
-A row of ours holds all runs on the same images that differ only in the seed. It is placed next to the paper's row with the
-same data set, method, dimension, network and image side. A footnote names every setting in which it differs from the
-contract of that row in conf/experiment.
+A row of ours holds all runs on the same images that differ only in the seed. It is placed next to the paper's row
+with the same data set, method, dimension, network and image side. A footnote names every setting in which it differs
+from the contract of that row in conf/experiment.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ MAIN_TABLES = {
 def paper_results() -> list[Any]:
     """The rows of paper_results.csv as named tuples, in the paper's order.
 
-    Fields: table (label in the paper's source), method, dimension, backbone (name in conf/backbone), crop (image side in
-    pixels; for HORDE the side that the paper compares with), batch_size, dataset, k, value (Recall@k in percent). None
-    where the table does not say.
+    Fields: table (label in the paper's source), method, dimension, backbone (name in conf/backbone), crop (image side
+    in pixels; for HORDE the side that the paper compares with), batch_size, dataset, k, value (Recall@k in percent).
+    None where the table does not say.
     """
     with files("proxy_anchor.reports").joinpath("paper_results.csv").open(encoding="utf-8") as file:
         frame = pandas.read_csv(file, dtype=dict.fromkeys(("dimension", "crop", "batch_size"), "Int64"))
@@ -221,8 +221,8 @@ def _note(tables: Sequence[Table]) -> str:
     with_paper = any(row.paper for table in tables for row in table.rows)
     return (
         "Recall@K in percent of the test classes, of the selected epoch (by Recall@1 on the test classes unless marked"
-        f"{', as in the paper' if with_paper else ''}); ours is mean ± standard deviation over n seeds. last: the final "
-        f"epoch.{' diff is ours minus the paper.' if with_paper else ''}"
+        f"{', as in the paper' if with_paper else ''}); ours is mean ± standard deviation over n seeds. "
+        f"last: the final epoch.{' diff is ours minus the paper.' if with_paper else ''}"
     )
 
 

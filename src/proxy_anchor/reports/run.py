@@ -135,8 +135,8 @@ def summary(result: dict[str, Any], folder: Path) -> str:
     lines += [f"  warning: {text}" for text in result.get("warnings", [])]
     seconds = result["startup_seconds"]
     lines.append(
-        f"  {seconds['total']:.1f} s from the command to the first step: images {seconds['images']:.1f}, first evaluation "
-        f"{seconds['first_evaluation']:.1f}, compilation {seconds['compilation']:.1f}"
+        f"  {seconds['total']:.1f} s from the command to the first step: images {seconds['images']:.1f}, "
+        f"first evaluation {seconds['first_evaluation']:.1f}, compilation {seconds['compilation']:.1f}"
     )
     lines.append(f"  run folder: {folder}")
     return "\n".join(lines)

@@ -135,9 +135,9 @@ def notes(results: Mapping[str, Sequence[Result]]) -> str:
     starts = sorted({f"{100 * run['untrained']['recall'][k]:.1f}" for run in runs if run.get("untrained")})
     noise = sorted({run.get("label_noise", 0.0) for run in runs})
     return (
-        f"Recall@K in percent of the {runs[0]['searched']} classes, mean ± standard deviation over seeds. best: the epoch "
-        f"with the highest Recall@{k}; last: the final one. Untrained Recall@{k}: {', '.join(starts) or '-'}. Epochs and "
-        f"seconds (training and evaluation) until Recall@{k} reaches a level; in brackets how many runs reach it. "
+        f"Recall@K in percent of the {runs[0]['searched']} classes, mean ± standard deviation over seeds. best: the "
+        f"epoch with the highest Recall@{k}; last: the final one. Untrained Recall@{k}: {', '.join(starts) or '-'}. "
+        f"Epochs and seconds (training and evaluation) until Recall@{k} reaches a level; in brackets how many runs do. "
         + (f"Wrong training labels: {', '.join(f'{100 * each:.1f} %' for each in noise)}. " if any(noise) else "")
         + f"On {', '.join(sorted({run['device'] for run in runs}))}."
     )
@@ -152,8 +152,8 @@ def _require_same_data(runs: Sequence[Result]) -> None:
     }
     if len(found) > 1:
         raise UsageError(
-            f"these runs are of {len(found)} different data sets (searched images, or number of training images): a mean "
-            "over them means nothing; compare runs on one data set."
+            f"these runs are of {len(found)} different data sets (searched images, or number of training images): "
+            "compare runs on one data set."
         )
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from proxy_anchor.data.images import open_input
 from proxy_anchor.errors import UsageError, check_int
-from proxy_anchor.inference.retriever import Hit, Retriever, vote
+from proxy_anchor.inference.hits import Hit, vote
+from proxy_anchor.inference.retriever import Retriever
 from proxy_anchor.retrieval.embedding_map import embedding_map
 
 try:
