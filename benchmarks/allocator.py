@@ -1,4 +1,4 @@
-"""Speed of a network on a CPU with freed memory kept (`proxy_anchor.utils`), and with glibc's default.
+"""CPU speed of a network with freed memory kept, and with glibc's default.
 
     python benchmarks/allocator.py
 

@@ -249,7 +249,7 @@ def main() -> None:
         save_figure(plot(axis, rows), arguments.output / f"complexity_{axis}")
     print(f"{where['device']}, torch {where['versions']['torch']}, commit {where['commit']}; D = {DIM}\n")
     print(format_table(summary))
-    print(f"\nadded to {arguments.output / 'complexity.jsonl'}; figures complexity_AXIS.svg and .png beside it")
+    print(f"\nadded to {arguments.output / 'complexity.jsonl'}; figures: complexity_AXIS.svg and .png")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Seconds from the command to the first step, with an empty and a filled compiler cache.
+"""Seconds from the command to the first step, by compiler cache.
 
     python benchmarks/fast_start.py dataset=cars backbone=efficientnet_lite0 dataset.root=DIR speed=fast
 

@@ -146,7 +146,7 @@ def worst_classes() -> Rows:
 
 
 def grid_run(folder: str) -> dict[str, Any]:
-    """The result of a run that stands in a folder of its own."""
+    """The result of a run in its own folder."""
     return read(f"{folder}/result", folder="")[0]
 
 
@@ -174,7 +174,7 @@ def dimensions() -> Rows:
 
 
 def batch_sizes() -> Rows:
-    """By batch size, beside the paper's numbers."""
+    """By batch size, with the paper's numbers."""
     printed = {
         each.batch_size: each.value
         for each in paper_results()
@@ -337,7 +337,7 @@ def allocator() -> Rows:
 
 
 def loss() -> Rows:
-    """The last record of benchmarks/loss.py: each form beside the bare product."""
+    """The last record of benchmarks/loss.py: each form, relative to the bare product."""
     columns = {"launched, ms": "ms", "ratio": "time_ratio", "on the GPU, ms": "graph_ms", "ratio ": "graph_ratio"}
     columns |= {"memory": "memory_ratio"}
     return [
@@ -393,7 +393,7 @@ def gallery_sizes() -> Rows:
 
 
 def loss_complexity() -> Rows:
-    """Fitted exponents beside the paper's."""
+    """Fitted exponents and the paper's."""
     points = records("complexity")
     columns = [("images", "time"), ("batch", "time"), ("batch", "memory"), ("classes", "time"), ("classes", "memory")]
     rows: dict[str, dict[str, Any]] = {}
@@ -429,7 +429,7 @@ def table(name: str) -> str:
 
 
 def current(text: str) -> str:
-    """A document with its tables written anew."""
+    """A document with current tables."""
     return re.sub(
         r"(<!-- table (\w+) -->\n).*?(<!-- end -->)",
         lambda found: f"{found[1]}\n{table(found[2])}\n\n{found[3]}",

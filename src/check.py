@@ -12,7 +12,7 @@ from proxy_anchor.cli import main as entry
 
 
 def check(cfg: DictConfig) -> bool:
-    """Whether all listed images are usable; prints those that are not and, as notes, odd ones."""
+    """Print unusable and odd images; returns whether all are usable."""
     from hydra.utils import instantiate
 
     from proxy_anchor.data.bad_images import UNUSABLE, check_images, format_findings, write_findings

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def embed(cfg: DictConfig) -> int:
-    """Write paths, classes (where sub-folders name them) and unit vectors; returns the number of readable images."""
+    """Write paths, classes and unit vectors; returns the number of images."""
     import shutil
     import time
 
@@ -47,7 +47,7 @@ def embed(cfg: DictConfig) -> int:
 
 
 def write_embeddings(file: Path, paths: Sequence[str], labels: Sequence[str | None], embeddings: Tensor) -> None:
-    """Columns path, label and embedding (N, D) float32, as .npz or .parquet by the file's suffix.
+    """Columns path, label and embedding (N, D) as .npz or .parquet.
 
     An unknown label is "" in an .npz file, null in a Parquet file. Names that are not UTF-8 get backslashes.
     """

@@ -13,7 +13,7 @@ from proxy_anchor.reports.runs import BEFORE
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
-    """Print and return {metric: value in [0, 1]}: Recall@K, MAP@R, R-precision and, with nmi=true, NMI."""
+    """Print and return {metric: value in [0, 1]}."""
     import pytorch_lightning as pl
     from hydra.utils import instantiate
     from torch import nn

@@ -11,7 +11,7 @@ from proxy_anchor.cli import main as entry
 
 
 def export(cfg: DictConfig) -> float:
-    """Write the folder; prints and returns the largest difference of its embeddings from the checkpoint's."""
+    """Write the folder; returns the largest difference from the checkpoint's embeddings."""
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.export import TOLERANCE, export
 

@@ -123,7 +123,7 @@ def embedding_map(run: Path, output: Path, method: str, tile: int, images: int) 
 
 
 def _embedded(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]:
-    """The searched images of the first run, and [query] or [query, gallery] embeddings by the network of each run."""
+    """The first run's searched images, and each run's embeddings of them."""
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.reports.runs import CONFIG_FILE

@@ -49,7 +49,7 @@ class TrainedNet:
         return digest.hexdigest()[:32]
 
     def describe(self) -> dict[str, Any]:
-        """How to build the network, prepare its images, and what it was trained on; plain types."""
+        """Model, preprocessing and training data as plain types."""
         return {
             "model": {key: value for key, value in self.net.config.items() if key != "batch_norm"},
             "images": {"crop": self.prepare.crop, "resize": self.prepare.resize, "interpolation": "bilinear"},
@@ -58,7 +58,7 @@ class TrainedNet:
 
 
 def load_trained(path: str | Path) -> TrainedNet:
-    """Read a checkpoint file, a run folder (best.ckpt or last.ckpt) or a folder of export.py.
+    """Read a checkpoint file, a run folder or a folder of export.py.
 
     Nothing in the files is executed.
 

@@ -100,7 +100,7 @@ class Embedder:
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
-        """uint8 (B, 3, crop, crop) on any device to unit vectors (B, D) float32 on the embedder's."""
+        """uint8 (B, 3, crop, crop) to float32 unit vectors (B, D)."""
         on_device = pixels.to(self.device, non_blocking=True).contiguous(memory_format=torch.channels_last)
         autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
         with autocast:
@@ -183,7 +183,7 @@ class _Shards:
         return {row: found[key] for row, key in enumerate(self.keys) if key in found}
 
     def write(self, rows: Sequence[int], embeddings: np.ndarray) -> None:
-        """Write a further file with the embeddings (n, D) of these rows, under a temporary name first."""
+        """Write the embeddings (n, D) of these rows to a further file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         number = max((int(each.stem) for each in self.folder.glob("[0-9]*.npz")), default=-1) + 1
         file = self.folder / f"{number:06d}.npz"

@@ -1,4 +1,4 @@
-"""Export of a trained network for other programs; each export is compared with the network."""
+"""Export of a trained network, compared with the network."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
 
 
 def _pixels(trained: TrainedNet, batch: int) -> Tensor:
-    """Random images (B, 3, crop, crop): coarse blocks with noise, which also excite deep layers."""
+    """Random images (B, 3, crop, crop): coarse blocks with noise."""
     generator = torch.Generator().manual_seed(batch)
     crop = trained.prepare.crop
     blocks = F.interpolate(torch.rand(batch, 3, 4, 4, generator=generator), (crop, crop), mode="bilinear")

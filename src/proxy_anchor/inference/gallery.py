@@ -15,7 +15,7 @@ from proxy_anchor.inference.retriever import INDEX_FILE, Retriever
 def open_index(
     checkpoint: str | Path, gallery: str | Path | None, index: str | Path | None, **options: Any
 ) -> Retriever:
-    """A retriever over a gallery folder, or over an index folder that is updated from it.
+    """A retriever over a gallery folder, or an index updated from it.
 
     Args:
         checkpoint: see `load_trained`.

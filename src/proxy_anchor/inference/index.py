@@ -1,4 +1,4 @@
-"""Unit vectors with integer ids: search (exact, or by an index of faiss), add, remove, save.
+"""Search, addition, removal and storage of unit vectors with integer ids.
 
 An index of faiss finds the neighbours; their similarities are computed exactly from the vectors.
 """
@@ -63,7 +63,7 @@ class VectorIndex:
         return self.vectors.shape[1]
 
     def add(self, ids: np.ndarray, vectors: Tensor | np.ndarray) -> None:
-        """Add rows (n, D) of any float type with ids (n,) that increase and are larger than all present ones."""
+        """Add rows (n, D) with increasing new ids (n,)."""
         rows = as_rows(vectors, "vectors")
         check_same_dim(rows, self.vectors)
         if len(ids) != len(rows) or (len(self) and ids.min() <= self.ids.max()) or (np.diff(ids) <= 0).any():
@@ -86,7 +86,7 @@ class VectorIndex:
         return self.vectors[torch.from_numpy(np.searchsorted(self.ids, ids))]
 
     def search(self, queries: Tensor | np.ndarray, k: int) -> tuple[Tensor, np.ndarray]:
-        """The K most similar vectors of each query (Q, D): similarities (Q, K) on the CPU, ids (Q, K).
+        """(Q, K) similarities on the CPU and (Q, K) ids of the nearest vectors.
 
         Raises UsageError when the index is empty, K is larger than it, D differs, or a query holds NaN or infinity.
         """
@@ -118,7 +118,7 @@ class VectorIndex:
         return similarities, found
 
     def build(self) -> None:
-        """Train and fill the index of faiss, if one is needed and missing; UsageError when faiss cannot."""
+        """Build the index of faiss if it is missing; UsageError on failure."""
         if self.kind == "exact" or self._faiss is not None:
             return
         index, vectors = self._empty_faiss(), self.vectors.numpy()

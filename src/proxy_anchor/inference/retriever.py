@@ -160,7 +160,7 @@ class Retriever:
         return ids.tolist()
 
     def remove(self, names: str | Path | Iterable[str | Path]) -> int:
-        """Remove images from the gallery by name; returns how many. UsageError for an unknown name."""
+        """Remove images by name; returns how many. UsageError for an unknown name."""
         wanted = {self.id_of(name) for name in ([names] if isinstance(names, (str, Path)) else names)}
         self._index.remove(np.array(sorted(wanted), dtype=np.int64))
         for id_ in wanted:
@@ -230,7 +230,7 @@ class Retriever:
         ]
 
     def search_item(self, id_: int, k: int = 10) -> list[Hit]:
-        """The neighbours of a gallery image, without itself; UsageError for an unknown id or K too large."""
+        """The neighbours of a gallery image, without itself."""
         if id_ not in self.items:
             raise UsageError(f"id {id_} is not in the gallery.")
         check_k(k, len(self), exclude_self=True)
@@ -244,14 +244,14 @@ class Retriever:
         return Hit(id_, item.name, item.label, similarity, match)
 
     def thumbnail(self, id_: int) -> bytes:
-        """A small JPEG of a gallery image, from its file; b"" without a readable file."""
+        """A small JPEG of a gallery image's file; b"" if unreadable."""
         try:
             return make_thumbnail(read_rgb(Path(self.items[id_].name)), _THUMBNAIL_PX)
         except UsageError:
             return b""
 
     def calibrate(self, false_accept_rate: float = 0.001) -> Threshold:
-        """Choose the similarity from which a hit is a match, on the labelled images of the gallery.
+        """Choose the similarity of a match on the gallery's labelled images.
 
         See `calibrate_threshold` for the rate, and for the labels it needs.
         """

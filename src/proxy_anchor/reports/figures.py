@@ -36,16 +36,10 @@ _MARKERS = "os^Dv<>P"
 _STYLES = ("-", "--", "-.", ":")
 _LABELS = {"epoch": "epoch", "seconds": "training time in seconds (without evaluation)"}
 
-# Figures over one setting: axis label, the setting, and the settings that follow it.
+# Figures over one setting: axis label and setting.
 VARIED = {
     "recall_by_dimension": ("embedding dimension", "embedding_dim"),
     "recall_by_batch_size": ("batch size", "data.batch_size"),
-    "recall_by_image_size": (
-        "image side in pixels",
-        "dataset.images.crop",
-        "dataset.images.resize",
-        "dataset.load.image_size",
-    ),
 }
 
 
@@ -55,7 +49,7 @@ def _name(run: Run) -> str:
 
 
 def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
-    """Recall@k against one setting: a line per group of runs that are equal in all others.
+    """Recall@k against one setting: a line per group of otherwise equal runs.
 
     Args:
         figure: a name in VARIED.
@@ -65,10 +59,10 @@ def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
     Raises:
         UsageError: when no two runs differ in that setting alone.
     """
-    label, key, *following = VARIED[figure]
+    label, key = VARIED[figure]
     lines: dict[tuple[str, str], dict[float, list[float]]] = {}
     for run in runs:
-        line = lines.setdefault((identity(run, key, *following), _name(run)), {})
+        line = lines.setdefault((identity(run, key), _name(run)), {})
         line.setdefault(settings(run.config)[key], []).append(run.recall(k))
     drawn = [(name, dict(sorted(line.items()))) for (_, name), line in lines.items() if len(line) > 1]
     if not drawn:
@@ -160,7 +154,7 @@ def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def write_figures(folder: Path, runs: Sequence[Run]) -> list[str]:
-    """Write every figure that these runs can fill as .svg and .png; returns their names.
+    """Write every possible figure as .svg and .png; returns their names.
 
     K is the smallest that all runs have.
     """
@@ -182,7 +176,7 @@ def write_figures(folder: Path, runs: Sequence[Run]) -> list[str]:
 
 
 def recall_curves(results: Mapping[str, Sequence[Mapping[str, Any]]], *, against: str = "epoch", k: int = 1) -> Figure:
-    """A line per name: the mean of Recall@k over its runs, with a band of one standard deviation.
+    """A line per name: mean and standard deviation of Recall@k over its runs.
 
     Args:
         results: {name: contents of result.json}.

@@ -124,7 +124,7 @@ def class_recall(splits: Splits, embeddings: Sequence[Tensor], *, k: int = 1) ->
 
 
 def write_class_recall(file: Path, splits: Splits, recalls: Mapping[str, Mapping[str, float]]) -> None:
-    """CSV with a row per class: number of queries and `class_recall` by each model, the first model's worst first."""
+    """CSV of `class_recall` by each model, the first model's worst classes first."""
     from pandas import DataFrame  # takes half a second to import, and train.py does not need it
 
     table, first = DataFrame(recalls), next(iter(recalls))
@@ -135,7 +135,10 @@ def write_class_recall(file: Path, splits: Splits, recalls: Mapping[str, Mapping
 
 
 def worst_queries(splits: Splits, embeddings: Sequence[Tensor]) -> list[int]:
-    """All queries by margin: similarity of the best image of their class minus that of the best other image."""
+    """All queries, the worst first.
+
+    The order is by margin: similarity of the best image of their class minus that of the best other image.
+    """
     query, gallery = splits.query, splits.gallery or splits.query
     units = [normalise(each, "query").float() for each in embeddings]
     own, others = torch.from_numpy(query.labels), torch.from_numpy(gallery.labels)

@@ -83,7 +83,7 @@ def _inline_svg(figure: Any, name: str) -> str:
 def write_retrieval_page(
     file: Path, splits: Splits, models: Mapping[str, Sequence[Tensor]], queries: Sequence[int], *, k: int = 4
 ) -> None:
-    """A row per query with its K nearest by each model, hits framed green and misses red.
+    """A row per query with its K nearest images by each model.
 
     The page filters by a string in class or path, and by the first neighbour: hit, miss, or different by model.
     models: {name: embeddings}, see `retrieval_gallery`. queries: rows of splits.query.

@@ -98,7 +98,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the paper for one data set; rows that the paper does not have are last."""
+    """A table of the paper for one data set; our own rows are last."""
 
     label: str
     dataset: str
@@ -106,7 +106,7 @@ class Table:
 
 
 def paper_tables(runs: Sequence[Run], contracts: Sequence[Contract] = ()) -> list[Table]:
-    """The tables of the paper in which these runs have a row, complete, with ours next to the paper's.
+    """The paper's tables in which these runs have a row.
 
     The main table of each data set comes first. A data set that the paper does not have gets a table of ours alone.
     """
@@ -185,7 +185,7 @@ def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
 
 
 def _filled(row: Row, group: Sequence[Run], marks: Sequence[str]) -> Row:
-    """The row with the selected epoch's recall at every K that all runs have, and the final epoch's at the smallest."""
+    """The row with ours: the selected epoch's recall, and the final epoch's."""
     counts = Counter(run.config.get("seed") for run in group)
     repeated = [f"seed {seed} was run {count} times" for seed, count in counts.items() if count > 1]
     first, *others = (run.result["selected"]["recall"] for run in group)
@@ -196,7 +196,7 @@ def _filled(row: Row, group: Sequence[Run], marks: Sequence[str]) -> Row:
 
 
 def _cells(rows: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
-    """Strings by column, and the footnotes. Empty columns, and a side or batch that all rows share, are left out."""
+    """Strings by column, without empty columns; and the footnotes."""
     marks = list(dict.fromkeys(row.mark for row in rows if row.mark))
     lines = []
     for row in rows:
@@ -227,7 +227,7 @@ def _note(tables: Sequence[Table]) -> str:
 
 
 def terminal_text(table: Table) -> str:
-    """The table at the smallest K; of the paper's rows only Proxy-Anchor's and those next to ours."""
+    """The table at the smallest K, without the paper's other methods."""
     cells, footnotes = _cells([row for row in table.rows if row.ours or "Anchor" in row.method])
     smallest = next((key for key in cells[0] if "R@" in key), "R@").partition("R@")[2] if cells else ""
     shown = [{key: line[key] for key in line if "R@" not in key or key.endswith(f"R@{smallest}")} for line in cells]

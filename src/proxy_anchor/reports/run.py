@@ -143,7 +143,7 @@ def summary(result: dict[str, Any], folder: Path) -> str:
 
 
 def fold_summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Cross-validation: the epoch with the best mean Recall at the smallest K over all folds, and the last.
+    """The best common epoch of all folds, and the last, by mean Recall.
 
     Returns:
         {"selected", "best" (the same), "last": {"epoch", "recall": mean over folds, "deviation"}, "folds": results}.

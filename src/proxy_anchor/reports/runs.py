@@ -1,4 +1,4 @@
-"""Finished runs: found in their folders, named as in the paper, grouped by their settings."""
+"""Finished runs: reading, names as in the paper, comparison of settings."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
 
 
 def _with_own_names(runs: Sequence[Run]) -> list[Run]:
-    """The same runs; different data of one name are numbered in the order in which they are found."""
+    """The same runs, with numbers for different data of one name."""
     data: dict[str, list[str]] = {}
     for run in runs:
         data[run.data_name] = list(dict.fromkeys([*data.get(run.data_name, []), run.data]))
@@ -239,12 +239,12 @@ def backbone_name(config: Mapping[str, Any]) -> str:
 
 
 def backbone_abbreviation(name: str | None) -> str:
-    """BN, G, R50, R101 as in the paper; any other name unchanged; "" for None."""
+    """The paper's BN, G, R50, R101; other names unchanged; "" for None."""
     return "" if name is None else _BACKBONES.get(name, name)
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """{dotted key: value} of everything that changes what a result means; without seed, paths and speed."""
+    """{dotted key: value} of the settings that change what a result means."""
     found = BEFORE | {
         key: value
         for key, value in _flat(config)
@@ -259,7 +259,7 @@ def identity(run: Run, *left_out: str) -> str:
 
 
 def _one_form(value: Any) -> Any:
-    """Whole floats as int, also in lists: the config's 32.0 equals the command line's 32."""
+    """Whole floats as int: the config's 32.0 equals 32."""
     if isinstance(value, list | tuple):
         return [_one_form(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -274,7 +274,7 @@ def _flat(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any
 
 
 def differences(config: Mapping[str, Any], contract: Mapping[str, Any]) -> list[str]:
-    """'loss.alpha 16 (contract 32)' for every setting in which a run differs from its contract."""
+    """'loss.alpha 16 (contract 32)' for every setting that differs."""
     have, want = settings(config), settings(contract)
     absent = object()
     return [
@@ -289,7 +289,7 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 
 
 def told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """For each config, 'alpha 16' for every setting whose value most of the configs do not share."""
+    """'alpha 16' for the settings of each config that most do not share."""
     values = [settings(config) for config in configs]
     told: list[list[str]] = [[] for _ in values]
     for key in sorted({key for each in values for key in each}):
@@ -301,7 +301,7 @@ def told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def by_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Groups of runs that differ only in the seed, in the order in which they are found."""
+    """Groups of runs that differ only in the seed."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(identity(run), []).append(run)

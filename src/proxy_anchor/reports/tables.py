@@ -51,7 +51,7 @@ def cell(value: Any, decimals: int = 1) -> str:
 
 
 def reached(result: Result, level: float, k: str) -> tuple[int, float] | None:
-    """(epochs, seconds of training and evaluation) until Recall@k is at least `level` percent; None if never."""
+    """(epochs, seconds) until Recall@k reaches `level` percent; None if never."""
     seconds = 0.0
     for row in result["history"]:
         if row["epoch"] > 0:
@@ -62,7 +62,7 @@ def reached(result: Result, level: float, k: str) -> tuple[int, float] | None:
 
 
 def default_levels(results: Mapping[str, Sequence[Result]]) -> list[float]:
-    """The level that every run reaches, and 90 and 95 % of the best loss's mean; percent, rounded down to 0.1."""
+    """What every run reaches, and 90 and 95 % of the best mean."""
     k = _smallest_k(results)
     best = {loss: [100 * run["best"]["recall"][k] for run in runs] for loss, runs in results.items()}
     top = max(map(mean, best.values()))
@@ -73,7 +73,7 @@ def default_levels(results: Mapping[str, Sequence[Result]]) -> list[float]:
 def comparison_rows(
     results: Mapping[str, Sequence[Result]], levels: Sequence[float] | None = None
 ) -> list[dict[str, Any]]:
-    """One row per loss: recalls in percent, epochs and seconds to each level, images/s, peak memory in GiB."""
+    """Rows of losses: recall (%), epochs and seconds to levels, images/s, memory."""
     k = _smallest_k(results)
     levels = default_levels(results) if levels is None else levels
 

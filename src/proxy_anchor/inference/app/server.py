@@ -1,4 +1,4 @@
-"""A local page that searches by picture: a few routes over a retriever, and three static files.
+"""A local page that searches by picture.
 
 The browser fetches nothing from elsewhere, and pictures are requested by number, never by path.
 """
