@@ -65,7 +65,7 @@ class ProxyNorm(pl.Callback):
         pl_module.log("proxy_norm", pl_module.loss.proxies.norm(dim=1).mean())
 
 
-# metric: a function of embeddings and labels, and a callback that logs it.
+# metric: a function of embeddings, and a callback that logs it.
 def mean_similarity_of_first(embeddings: Tensor) -> float:
     """Mean cosine similarity of (N, D) embeddings to their nearest neighbour."""
     similarities, _ = search(embeddings, embeddings, 1, exclude_self=True)
