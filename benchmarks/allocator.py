@@ -1,8 +1,8 @@
-"""What keeping freed memory does for a network on a CPU: `proxy_anchor.utils`, against glibc's default.
+"""CPU speed of a network with freed memory kept, and with glibc's default.
 
     python benchmarks/allocator.py
 
-Rounds of both, in turn, each in a process of its own. Appends a row per direction to results/allocator.jsonl.
+Alternating rounds of both, each in a separate process. Appends a row per direction to results/allocator.jsonl.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def seconds_per_image(backbone: str, batch: int, side: int) -> tuple[float, floa
 
 
 def in_a_process(kept: bool, *arguments: str) -> list[float]:
-    """`seconds_per_image` in a process that keeps freed memory, or not."""
+    """`seconds_per_image` in a separate process, with or without keeping freed memory."""
     command = [sys.executable, __file__, "--worker", "kept" if kept else "default", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     return [float(each) for each in done.stdout.split()[-2:]]

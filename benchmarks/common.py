@@ -1,4 +1,4 @@
-"""What every benchmark shares: fair timing of alternatives, peak memory, a table, and a record of where it ran."""
+"""Shared by the benchmarks: interleaved timing, peak memory, tables, records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def make_parser(description: str | None, *, repeats: int) -> argparse.ArgumentParser:
-    """A parser with the arguments that every benchmark has: --device, --repeats, --quick, --output."""
+    """A parser with --device, --repeats, --quick and --output."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -51,7 +51,7 @@ def split_output(arguments: Sequence[str], description: str | None) -> tuple[lis
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -86,8 +86,8 @@ def interleaved_seconds(
 ) -> dict[str, list[float]]:
     """Seconds per call of each function, one number per round; every round runs all of them once, in turn.
 
-    A drift of the machine (heat, neighbours) then meets all alike, and a ratio within a round is fair. Warm-up calls are
-    not counted. calls: per measurement; None = 10 on a GPU, 1 on a CPU.
+    A drift of the machine (heat, neighbours) then meets all alike, and a ratio within a round is fair. Warm-up calls
+    are not counted. calls: per measurement; None = 10 on a GPU, 1 on a CPU.
     """
     calls = calls or (10 if device.type == "cuda" else 1)
     for function in functions.values():
@@ -105,11 +105,11 @@ def median_ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
 
 
 def graphed(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """The same work on the card, recorded once and replayed without Python; only for what never waits for the card."""
+    """The same work as a CUDA graph; only for functions that never synchronise."""
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
-        for _ in range(3):  # what is made at the first call (workspaces, kernels) is made before the recording
+        for _ in range(3):  # creates workspaces and kernels before the capture
             function()
     torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -124,10 +124,10 @@ def graphed(function: Callable[[], object], device: torch.device) -> Callable[[]
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int | None:
-    """The most memory that a call holds beyond what was held before it; None on a CPU, where torch keeps no count."""
+    """Peak memory of a call beyond what was allocated before it; None on a CPU."""
     if device.type != "cuda":
         return None
-    function()  # workspaces of the matrix library are made once, and are not the function's own
+    function()  # allocates workspaces of the matrix library, which are not counted
     synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -165,7 +165,7 @@ def where_it_ran(device: torch.device, *packages: str) -> dict[str, Any]:
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add one JSON line per row to a file, made with its folder when missing."""
+    """Append one JSON line per row to a file; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for row in rows:
@@ -173,7 +173,7 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def report(title: str, rows: Sequence[Mapping[str, Any]], path: Path, where: Mapping[str, Any]) -> None:
-    """Print the rows as a table under the title, and append them, each with where it ran, to the record."""
+    """Print the rows as a table, and append them with commit, device and versions to the record."""
     print(f"{title}; {where['device']}, torch {where['versions']['torch']}, commit {where['commit']}\n")
     print(format_table(rows, decimals=2))
     append_rows(path, [{**row, **where} for row in rows])
@@ -181,7 +181,7 @@ def report(title: str, rows: Sequence[Mapping[str, Any]], path: Path, where: Map
 
 
 def make_photographs(folder: Path, number: int, width: int = 500, height: int = 375) -> None:
-    """JPEG files with much detail: about 120 kB at 500 x 375 pixels."""
+    """Write JPEG files with much detail: about 120 kB at 500 x 375 pixels."""
     rng = np.random.default_rng(0)
     coarse = np.asarray(Image.effect_noise((1000, 750), 90).resize((1400, 1100), Image.Resampling.BICUBIC))
     for index in range(number):

@@ -1,15 +1,15 @@
-"""Whether the check of a compiled network passes sound networks: a row per network and mode of batch norm.
+"""The check of compiled networks, by network and mode of batch norm.
 
     python benchmarks/compiled.py                            # the paper's networks and a few others
     python benchmarks/compiled.py --networks resnet18 vit_small_patch16_224 --jobs 4
 
-Each network is compiled as `compile=true` does, in a process of its own, and checked with three draws of weights (ImageNet
-weights where a package brings them) on a batch of smooth random images. Batch norm is in training mode, and frozen with
+Each network is compiled as by `compile=true`, in a separate process, and checked with three draws of weights (ImageNet
+weights where a package has them) on a batch of smooth random images. Batch norm is in training mode, or frozen with
 the statistics of two such batches. Appends the rows to results/compiled.jsonl.
 
-    plain, compiled   cosine of the whole gradient with the plain float32 network's, the smallest of the draws
-    refused           what the check said, where it refused a network
-    compile_s         seconds of the first check, which holds the compilation; jobs in parallel share the processor
+    plain, compiled   cosine of the whole gradient with the plain float32 network's, minimum over draws
+    refused           message of the check, where it refused a network
+    compile_s         seconds of the first check, compilation included; parallel jobs share the CPU
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def smooth_images(batch: int, side: int, device: torch.device) -> torch.Tensor:
 def make_network(
     name: str, mode: str, side: int, device: torch.device, batch: int, *, pretrained: bool
 ) -> EmbeddingNet:
-    """In training mode, its statistics settled where they are to be frozen."""
+    """In training mode, with settled statistics where they will be frozen."""
     net = EmbeddingNet(name, 512, pretrained=pretrained, image_size=side, batch_norm="train")
     net = net.to(device, memory_format=torch.channels_last).train()
     if mode == "frozen_statistics":
         for module in net.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.momentum = None  # the mean over what it sees
+                module.momentum = None  # the mean over all batches
                 if not pretrained:
                     module.reset_running_stats()
         with torch.no_grad():
@@ -127,7 +127,7 @@ def main() -> None:
         }
         if not done.returncode:
             row = json.loads(done.stdout.splitlines()[-1])
-        append_rows(record, [{**row, **where}])  # at once: a run that is ended early keeps what it has
+        append_rows(record, [{**row, **where}])  # at once: an interrupted run keeps its rows
         return row
 
     record, where = given.output / "compiled.jsonl", where_it_ran(given.device)

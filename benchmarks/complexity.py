@@ -1,13 +1,13 @@
-"""Training complexity, measured: time and memory of losses as images, classes, batch and proxies per class grow.
+"""Time and memory of the losses by images, classes, batch and proxies per class.
 
-    python benchmarks/complexity.py                 # all axes; --axes batch classes, --losses proxy_anchor triplet for some
+    python benchmarks/complexity.py                 # all; some: --axes batch classes, --losses proxy_anchor triplet
     python benchmarks/complexity.py --quick         # seconds; shows that it runs
 
-Table 1 of Kim et al. 2020 counts the tuples that a loss could form over all M images. What is paid in training depends on the
-batch, so there are two axes for it: `images` (an epoch over M images in batches of fixed size: what a longer list costs) and
-`batch` (one step: what the paper's count becomes when a single batch holds all M images). Embeddings are random and given:
-nothing but loss and miner is measured, forward and backward. The exponent is the slope of the last three sizes on log-log
-axes. Writes complexity.jsonl (a row per point, with date, commit, device and versions) and a figure per axis.
+Table 1 of Kim et al. 2020 counts the tuples that a loss could form over all M images. The cost of training depends on
+the batch, so there are two axes: `images` (an epoch over M images in batches of fixed size) and `batch` (one step;
+equals the paper's count when a single batch holds all M images). Embeddings are random: only loss and miner are
+measured, forward and backward. The exponent is the slope of the last three sizes on log-log axes. Writes
+complexity.jsonl (a row per point, with date, commit, device and versions) and a figure per axis.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from proxy_anchor.reports.figures import COLOURS, save_figure
 from proxy_anchor.reports.tables import format_table
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "loss"
-# Of Table 1, as far as we have them, and Multi-Similarity, which stands in none of its rows but in Fig. 1.
+# The losses of Table 1 that this project has, and Multi-Similarity, which is in Fig. 1.
 LOSSES = (
     "proxy_anchor",
     "proxy_nca",
@@ -51,8 +51,7 @@ PAPER = {
     "n_pair": "O(M³)",
     "lifted_structure": "O(M³)",
 }
-# The exponent that those give on each axis, where they say something: B, the number of batches, is M / batch on `images` and 1
-# on `batch`.
+# Their exponents on each axis, where defined. B, the number of batches, is M / batch on `images` and 1 on `batch`.
 PAPER_EXPONENT = {
     "images": {"proxy_anchor": 1, "proxy_nca": 1, "soft_triple": 1, "contrastive": 2, "triplet": 1, "n_pair": 3}
     | {"lifted_structure": 3},
@@ -63,7 +62,7 @@ PAPER_EXPONENT = {
     "proxies": {"soft_triple": 2},
 }
 DIM = 512
-# Enough classes for the largest batch in pairs (n_pair): with fewer, a batch would hold no more pairs as it grows.
+# Enough classes for the largest batch in pairs (n_pair): with fewer, a larger batch would hold no more pairs.
 BASE = {"images": 0, "batch": 120, "classes": 256, "proxies": 10}
 SIZES = {
     "images": (960, 1920, 3840, 7680),
@@ -81,7 +80,7 @@ X_LABEL = {
 
 
 def make_loss(name: str, num_classes: int, num_centers: int) -> nn.Module:
-    """The loss of conf/loss/NAME.yaml; the number of centres reaches the one that has it."""
+    """The loss of conf/loss/NAME.yaml, with the number of centres where it has one."""
     config: Any = OmegaConf.load(CONF / f"{name}.yaml")
     config = config.loss if "loss" in config else config
     if "num_centers" in config:
@@ -102,7 +101,7 @@ def make_step(name: str, size: dict[str, int], device: torch.device) -> Callable
     if batch > per_class * size["classes"]:
         raise ValueError(f"a batch of {batch} images, {per_class} per class, takes more than {size['classes']} classes")
     labels = (torch.arange(batch) // per_class).to(device)
-    # Classes that hold together a little, as in training: a miner finds neither nothing nor everything.
+    # Loose clusters, as in training: a miner finds some of the tuples.
     centres = nn.functional.normalize(torch.randn(size["classes"], DIM))[labels.cpu()]
     rows = nn.functional.normalize(centres + 1.2 * nn.functional.normalize(torch.randn(batch, DIM))).to(device)
     rows.requires_grad_()
@@ -117,7 +116,7 @@ def make_step(name: str, size: dict[str, int], device: torch.device) -> Callable
 
 
 class _HeldBytes(TorchDispatchMode):
-    """Counts the tensors that operations make, as long as they live: the peak of a step where torch keeps no count."""
+    """Peak memory of a step on a CPU: counts the tensors of all operations while they are alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +146,7 @@ class _HeldBytes(TorchDispatchMode):
 
 
 def peak_memory(step: Callable[[], None], device: torch.device) -> int:
-    """Bytes that a step holds at its peak beyond what it is given."""
+    """Peak bytes of a step beyond its inputs."""
     found = peak_bytes(step, device)
     if found is not None:
         return found
@@ -179,7 +178,7 @@ def measure(
 
 
 def summarise(axis: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per loss: fitted exponents of time and memory beside the paper's, and the largest size's cost."""
+    """A row per loss: fitted exponents of time and memory and the paper's, and the cost of the largest size."""
     found = []
     for name in dict.fromkeys(row["loss"] for row in rows):
         mine = [row for row in rows if row["loss"] == name]
@@ -226,7 +225,7 @@ def plot(axis: str, rows: Sequence[dict[str, Any]]) -> Figure:
 
 
 def main() -> None:
-    """Measure the axes asked for, print the exponents, record every point, draw a figure per axis."""
+    """Measure, print the exponents, record every point, draw a figure per axis."""
     parser = make_parser(__doc__, repeats=5)
     parser.add_argument("--axes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--losses", nargs="+", default=list(LOSSES), help="files of conf/loss")
@@ -250,7 +249,7 @@ def main() -> None:
         save_figure(plot(axis, rows), arguments.output / f"complexity_{axis}")
     print(f"{where['device']}, torch {where['versions']['torch']}, commit {where['commit']}; D = {DIM}\n")
     print(format_table(summary))
-    print(f"\nadded to {arguments.output / 'complexity.jsonl'}; figures complexity_AXIS.svg and .png beside it")
+    print(f"\nadded to {arguments.output / 'complexity.jsonl'}; figures: complexity_AXIS.svg and .png")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Training and evaluation on several GPUs of one host, as a share of as many single ones.
+"""Training and evaluation on several GPUs of one host, relative to one GPU.
 
     python benchmarks/devices.py --devices 1 2 4 dataset=sop dataset.root=DIR data.cache_side=256 speed=fast
 
-Each row is a run of `src/train.py` with these overrides in processes of its own: first with `data.batch_size` (or the recipe's) on
-every GPU, then with the same batch divided over the GPUs. The made-up set of benchmarks/made_up_sop.py will do. Appends a row
+Each row is a run of `src/train.py` with these overrides: first with `data.batch_size` (or the recipe's) on every GPU,
+then with the same batch divided over the GPUs. benchmarks/made_up_sop.py writes a suitable data set. Appends a row
 per run to results/devices.jsonl.
 
-    kept, batch     which batch is that of the first row; and that of all GPUs together: what the loss sees
+    kept, batch     which batch equals the first row's; the global batch
     train_per_s     images per second, the median over epochs
-    efficiency      of that, to as many times the first row's (one GPU); at the same batch per GPU, or at the same batch in all
+    efficiency      of that, relative to N times the first row's (one GPU)
     eval_per_s, eval_s  of an evaluation: embedding on all GPUs, gathering, searching
     recall_at_1     of the best epoch, in percent
     start_s         from the command to the first step
@@ -33,7 +33,7 @@ from proxy_anchor.reports.tables import format_table
 
 
 def train(overrides: list[str], folder: Path, devices: int, batch: int | None) -> dict[str, Any]:
-    """result.json of one run, and the batch that it used."""
+    """result.json of one run, and its batch."""
     run = f"devices{devices}_batch{batch}"
     several = [f"trainer.devices={devices}"] + (["trainer.strategy=ddp"] if devices > 1 else [])
     given = [] if batch is None else [f"data.batch_size={batch}"]
@@ -47,7 +47,7 @@ def train(overrides: list[str], folder: Path, devices: int, batch: int | None) -
 
 
 def make_row(result: dict[str, Any], first: dict[str, Any], kept: str) -> dict[str, Any]:
-    """One line of the table; `first` is the run on one GPU, and `kept` what both have in common."""
+    """One line of the table; `first`: the run on one GPU; `kept`: which batch both share."""
     trained = [each for each in result["history"] if each["epoch"]]
     return {
         "devices": result["num_devices"],
@@ -75,7 +75,7 @@ def main() -> None:
         choices=["gpu", "total"],
         help="the batch per GPU, or that of all",
     )
-    # Taken out first: --devices would take what follows it for one more number.
+    # Parsed first: --devices would read the following override as a number.
     overrides = [each for each in sys.argv[1:] if "=" in each and not each.startswith("--")]
     given = parser.parse_args([each for each in sys.argv[1:] if each not in overrides])
     if given.devices[0] != 1:
@@ -87,7 +87,7 @@ def main() -> None:
 
     def add(row: dict[str, Any]) -> None:
         print(row, flush=True)
-        append_rows(file, [{"overrides": shown, **row, **where}])  # a run takes minutes: none is lost
+        append_rows(file, [{"overrides": shown, **row, **where}])  # at once: a run takes minutes
         rows.append(row)
 
     with tempfile.TemporaryDirectory() as name:

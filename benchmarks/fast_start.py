@@ -1,18 +1,18 @@
-"""From the command to the first training step, with an empty and with a filled compiler's cache.
+"""Seconds from the command to the first step, by compiler cache.
 
     python benchmarks/fast_start.py dataset=cars backbone=efficientnet_lite0 dataset.root=DIR speed=fast
 
-Runs `src/train.py` with these overrides for four epochs, four times (`+repeats=N`: N + 1 times), each time in a process of its
-own; they share a compiler's cache that is empty at first. Appends a row to fast_start.jsonl for the first, and one for the run
-with the median start of the others; in benchmarks/results, or in the folder that `+output=DIR` names.
+Runs `src/train.py` with these overrides for four epochs, four times (`+repeats=N`: N + 1 times), each in a separate
+process; they share a compiler cache that is empty at first. Appends a row to fast_start.jsonl for the first run, and
+one for the run with the median start of the others, in benchmarks/results or in the folder of `+output=DIR`.
 
     start_s       from the command to the first step; of which
     images_s      decoding, once
     first_eval_s  the evaluation before training
-    compile_s     compiling, and comparing with the plain network's gradient
-    other_s       importing, building the network, moving to the card
+    compile_s     compiling, and the comparison with the plain network's gradient
+    other_s       importing, building the network, moving it to the GPU
     train_per_s   training images per second, the median over the epochs
-    wall_s        the whole command, four epochs included
+    wall_s        the whole command with four epochs
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def start_once(overrides: list[str], folder: Path, name: str) -> dict[str, Any]:
-    """One row; `folder` holds the caches and the run."""
+    """One row; `folder`: of the caches and the run."""
     environment = {**os.environ, **{each: str(folder / each.lower()) for each in CACHES}}
     own = [f"run={name}", f"hydra.run.dir={folder / name}"]
     command = [sys.executable, str(HERE.parent / "src" / "train.py"), "trainer.max_epochs=4", *overrides, *own]
@@ -62,7 +62,7 @@ def start_once(overrides: list[str], folder: Path, name: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Start four times, print, record."""
+    """Run, print, record."""
     overrides, output = split_output(arguments, __doc__)
     repeats = next((int(each.partition("=")[2]) for each in overrides if each.startswith("+repeats=")), REPEATS)
     overrides = [each for each in overrides if not each.startswith("+repeats=")]

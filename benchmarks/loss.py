@@ -4,14 +4,14 @@
     python benchmarks/loss.py --classes 11318 --device cuda
     python benchmarks/loss.py --quick               # seconds, on a CPU
 
-The bare product is `F.normalize(X) @ F.normalize(P).T` with a given gradient, forward and backward, float32: what no
-proxy loss on cosine similarities goes below if written plainly. Each line is measured in the same interleaved rounds.
+The bare product is `F.normalize(X) @ F.normalize(P).T` with a given gradient, forward and backward, float32: a lower
+bound for a plain implementation of a proxy loss. All lines are measured in the same interleaved rounds.
 
     ms                median over rounds, per forward and backward
     time_ratio        median over rounds of time / time of the bare product in that round
-    graph_ms, graph_ratio  the same for the work recorded as a CUDA graph and replayed: what the card needs when it does not wait
-                      for Python, as in a training step whose network keeps it busy; GPU only, and only what never waits
-                      for the card
+    graph_ms          the same as a replayed CUDA graph: the time of the GPU when it does not wait for Python, as in a
+                      training step whose network keeps it busy; GPU only, for losses that never synchronise
+    graph_ratio       of graph_ms, to the bare product's
     memory_mib        peak beyond embeddings, proxies, labels and the given gradient, the two results included; GPU only
     memory_ratio      of that peak, to the bare product's
     error_ppm         largest difference of loss and gradients from the formula in float64, in millionths of the largest
@@ -42,12 +42,12 @@ except ImportError:
 
 ALPHA, DELTA = 32.0, 0.1
 BARE = "bare product"
-NEVER_WAITS = ("ours", "ours, compiled")  # the released form looks for non-zeros, the library for unique labels
+NEVER_WAITS = ("ours", "ours, compiled")  # the released form synchronises for non-zeros, the library for unique labels
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # embeddings (B, D), proxies (C, D), labels (B,)
 
 
 def ours(x: Tensor, proxies: Tensor, labels: Tensor) -> Tensor:
-    """What ProxyAnchorLoss computes."""
+    """The computation of ProxyAnchorLoss."""
     return proxy_anchor_loss(unit_length(x) @ unit_length(proxies).T, labels, ALPHA, DELTA)
 
 
@@ -75,7 +75,7 @@ def make_library_loss(classes: int, dim: int) -> Loss:
 
 
 def make_losses(classes: int, dim: int) -> dict[str, Loss]:
-    """Ours and its peers."""
+    """All implementations by name."""
     losses: dict[str, Loss] = {"ours": ours, "ours, compiled": compile_loss(ours), "released code's form": released}
     if LibraryLoss is not None:
         losses["pytorch-metric-learning"] = make_library_loss(classes, dim)

@@ -1,6 +1,8 @@
-"""A made-up set in the layout and size of Stanford Online Products, for timing: `python benchmarks/made_up_sop.py DIR`.
+"""Write a synthetic data set of the size of SOP: `python benchmarks/made_up_sop.py DIR`.
 
-59,551 training images of 11,318 classes and 60,502 searched ones of 11,316, JPEG files of 500 x 375 pixels with much detail. The files are links to --different ones, so that they are made in seconds; decoding costs as much as if all differed.
+In the layout of Stanford Online Products: 59,551 training images of 11,318 classes and 60,502 searched ones of
+11,316, JPEG files of 500 x 375 pixels with much detail. The files are links to --different ones: they are written in
+seconds, and decoding takes as long as for different files.
 
     python benchmarks/throughput.py dataset=sop dataset.root=DIR data.cache_side=256 speed=fast
 """
@@ -19,7 +21,7 @@ from proxy_anchor.data.benchmarks.sop import EXPECTED
 def write_list(
     root: Path, name: str, folder: str, images: int, classes: int, first: int, photographs: list[Path]
 ) -> None:
-    """One of the two lists, and its images."""
+    """Write one of the two lists and its images."""
     lines = ["image_id class_id super_class_id path"]
     (root / folder).mkdir()
     for number in range(images):
@@ -30,7 +32,7 @@ def write_list(
 
 
 def main() -> None:
-    """Write it."""
+    """Write the data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a new folder")
     parser.add_argument("--different", type=int, default=2000, help="photographs that differ (default 2000)")

@@ -1,8 +1,8 @@
-"""How fast a folder is embedded and a gallery searched: `python benchmarks/retrieval.py`.
+"""Speed of embedding a folder and of search: `python benchmarks/retrieval.py`.
 
-Embedding: images per second from files to vectors, beside the network's ceiling (the same forward on batches that are
-already on the device). Search: milliseconds by gallery size, exact and by faiss's approximations, on made-up clustered
-vectors, with the approximate search's share of the exact 10 nearest.
+Embedding: images per second from files to vectors, and the network alone (the same forward on batches that are
+already on the device). Search: milliseconds by gallery size, exact and approximate (faiss), on synthetic clustered
+vectors, with the share of the exact 10 nearest that approximate search finds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from proxy_anchor.utils import keep_freed_memory, write_json
 
 
 def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float:
-    """Median seconds of a call, after one that is not counted."""
+    """Median seconds of a call, after a warm-up call."""
     taken = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -47,12 +47,12 @@ def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float
 
 
 def measure_embedding(embedder: Embedder, paths: list[Path]) -> dict[str, Any]:
-    """One row: the folder's rate and the network's alone."""
+    """One row: images/s of the folder and of the network alone."""
     batch_size, device, side = embedder.batch_size, embedder.device, embedder.trained.prepare.crop
     pixels = torch.randint(0, 256, (batch_size, 3, side, side), dtype=torch.uint8, device=device)
     steps = 20 if device.type == "cuda" else 2
     ceiling = steps * batch_size / seconds(lambda: [embedder.forward(pixels) for _ in range(steps)], 5, device)
-    # Starting and filling the workers is part of it; a folder of thousands of images hides that.
+    # Includes the start of the workers, which thousands of images make negligible.
     folder = len(paths) / seconds(lambda: embedder.embed(paths, progress=False), 3, device)
     return {
         "network": embedder.net.config["backbone"],
@@ -104,8 +104,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", help="a trained network; default: --backbone with random weights")
     parser.add_argument("--backbone", nargs="*", default=["resnet50", "tf_efficientnet_lite0"], help="timm names")
-    parser.add_argument("--folder", help="a folder of images; default: made-up photographs of 500 x 375")
-    parser.add_argument("--images", type=int, default=8000, help="made-up photographs; 0 leaves embedding out")
+    parser.add_argument("--folder", help="a folder of images; default: synthetic photographs of 500 x 375")
+    parser.add_argument("--images", type=int, default=8000, help="synthetic photographs; 0: no embedding")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--precision", nargs="*", default=["32"], choices=["32", "bf16"])
     parser.add_argument("--num-workers", type=int)
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", help="JSON file")
     given = parser.parse_args()
-    keep_freed_memory()  # as every command does
+    keep_freed_memory()  # as the commands do
 
     here = Path(__file__).parent
     command = ["git", "describe", "--always", "--dirty"]

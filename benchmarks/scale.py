@@ -1,9 +1,9 @@
-"""What 10 times, 1,000 times and all of the internet's images would take: arithmetic from stated assumptions, nothing measured.
+"""Cost of 10 times, 1,000 times and all of the internet's images, computed from assumptions.
 
     python benchmarks/scale.py       # the tables of docs/scale.md
 
-N images to train on in C classes, G in the gallery, D dimensions, P GPUs, b images per GPU and step. Change an assumption
-here, run it, and paste the tables; a test compares them with the document.
+N training images in C classes, G gallery images, D dimensions, P GPUs, b images per GPU and step. After a change of an
+assumption run benchmarks/tables.py; a test compares its tables with the document.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ BATCH_PER_GPU = 180
 TRAIN_RATE = 5_000  # images/s of one GPU: EfficientNet-Lite0, 224 px, speed=fast
 EMBED_RATE = 10_000  # images/s of one GPU, forward only
 DECODE_RATE = 100  # images/s of one core, from JPEG
-EFFICIENCY = 0.85  # of P GPUs, against P times one
-STORED_BYTES = 50_000  # of an image, as JPEG with a shorter side of about 256
+EFFICIENCY = 0.85  # of P GPUs, relative to P times one
+STORED_BYTES = 50_000  # of an image: JPEG, shorter side about 256
 DECODED_BYTES = 256 * 256 * 3
 FLOPS = 40e12  # of one GPU in a float32 matrix product
 QUERIES = 100_000  # at most that many search the gallery in an evaluation
-PQ_BYTES = 64 + 8  # of a vector in IVF-PQ: 64 codes of 8 bits, and its number
-PROBES = 64  # lists that a query looks into
+PQ_BYTES = 64 + 8  # of a vector in IVF-PQ: 64 codes of 8 bits, and its id
+PROBES = 64  # lists per query
 CARD_BYTES = 80e9
 
 
 @dataclass(frozen=True)
 class Scale:
-    """One column. epochs falls with N: what counts is the number of steps."""
+    """One column; epochs falls with N, for a similar number of steps."""
 
     name: str
     images: float
@@ -61,7 +61,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in a unit that a person would choose."""
+    """Seconds in a readable unit."""
     for unit, length in (("s", 60), ("min", 60), ("h", 48), ("days", 730)):
         if seconds < length:
             return f"{seconds:.2g} {unit}" if seconds < 10 else f"{seconds:.0f} {unit}"

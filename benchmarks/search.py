@@ -1,10 +1,10 @@
-"""Recall@K over a whole test set: every engine against the bare similarity product, which no exact search can avoid.
+"""Recall@K of a whole test set by every engine, relative to the bare similarity product.
 
     python benchmarks/search.py                      # SOP's size: 60,502 x 512, K up to 1000
     python benchmarks/search.py --images 5000        # for a CPU
 
-The embeddings are made up: clusters whose tightness gives a Recall@1 of about one half. All engines must give the same
-Recall@K to the last digit, or the command fails. Appends a row per engine, with these numbers, to results/search.jsonl.
+The embeddings are synthetic clusters. All engines must give the same Recall@K to the last digit, or the command
+fails. Appends a row per engine, with these numbers, to results/search.jsonl.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def made_up(images: int, classes: int, dim: int, device: torch.device) -> tuple[
 
 
 def bare_product(rows: Tensor) -> None:
-    """All similarities, in chunks that are thrown away."""
+    """All similarities, in chunks that are discarded."""
     for chunk in row_chunks(len(rows), len(rows)):
         rows[chunk] @ rows.T
 
 
 def peer(rows: Tensor, labels: Tensor) -> None:
-    """pytorch-metric-learning's calculator: Recall@1 alone, its only K."""
+    """pytorch-metric-learning's calculator, for its only K: Recall@1."""
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     AccuracyCalculator(include=("precision_at_1",), k=1, device=rows.device).get_accuracy(rows, labels)
@@ -72,7 +72,7 @@ def main() -> None:
     try:
         peer(rows[:100], labels[:100] // 2)
         calls["pytorch-metric-learning, K = 1"] = lambda: peer(rows, labels)
-    except Exception as error:  # absent, or it has no engine here
+    except Exception as error:  # not installed, or without an engine here
         print(f"left out: pytorch-metric-learning ({error})", flush=True)
     seconds = interleaved_seconds(calls, device, repeats=arguments.repeats, calls=1, warmup=1)
     table = []

@@ -1,8 +1,8 @@
-"""How long a command takes before it does anything, beside what importing PyTorch alone takes.
+"""Start-up time of the commands, and of importing PyTorch alone.
 
     python benchmarks/startup.py
 
-Each command runs in a process of its own. Appends a row per command to results/startup.jsonl.
+Each command runs in a separate process. Appends a row per command to results/startup.jsonl.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
         for number in range(rounds + 1):
             for name in names:
                 seconds = seconds_of(COMMANDS[name], folder)
-                if number:  # the first round fills the file system's cache and draws the tiny data set
+                if number:  # the first round fills the file system's cache and draws the data set
                     found[name].append(seconds)
     reference = median(found["import torch"])
     rows = [

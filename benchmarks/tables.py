@@ -1,7 +1,8 @@
-"""Write the tables of results in README.md and docs/ from the records: `python benchmarks/tables.py`.
+"""Write the tables of README.md and docs/ from the records of runs: `python benchmarks/tables.py`.
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here. The records are what the runs
-themselves wrote (docs/results, benchmarks/results). A test says whether the documents are current.
+A table is between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here. The records are files that the
+runs wrote (docs/results, benchmarks/results). A test checks that the documents are current. The file is long because
+it holds one function per table.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pandas
 import scale
 
 from proxy_anchor.reports.paper import paper_results
-from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table, noise_rows, read_comparison
+from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = REPOSITORY / "docs" / "results", REPOSITORY / "benchmarks" / "results"
@@ -34,7 +35,7 @@ def read(*names: str, folder: str = "cars_half") -> list[dict[str, Any]]:
 
 
 def records(name: str) -> list[dict[str, Any]]:
-    """The lines of a benchmark's record that name the code that was measured, and that no hand has put together."""
+    """The lines of a benchmark's record that name the measured commit and were not assembled by hand."""
     rows = map(json.loads, (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
     return [row for row in rows if "commit" in row and "from " not in row.get("note", "")]
 
@@ -106,9 +107,17 @@ def float32_precision() -> Rows:
     ]
 
 
+def comparison(name: str) -> dict[str, list[dict[str, Any]]]:
+    """{loss: results by seed} of a comparison."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted((RESULTS / f"cars_half_{name}").glob("*/seed*/result.json")):
+        found.setdefault(file.parts[-3], []).append(json.loads(file.read_text(encoding="utf-8")))
+    return found
+
+
 def losses() -> Rows:
     """Losses on equal terms, by best Recall@1."""
-    rows = comparison_rows(read_comparison(RESULTS / "cars_half_losses"))
+    rows = comparison_rows(comparison("losses"))
     rows.sort(key=lambda row: -row["best R@1"].mean)
     shown = ["loss", "seeds", "best R@1", "last R@1", *(key for key in rows[0] if " to " in key), "images/s"]
     return [{key: row[key] for key in shown} for row in rows]
@@ -116,8 +125,17 @@ def losses() -> Rows:
 
 def noise() -> Rows:
     """The same by share of wrong labels."""
-    rows = noise_rows([read_comparison(RESULTS / f"cars_half_{each}") for each in ("losses", "noise20", "noise40")])
-    return [row for row in rows if "-" not in row.values()]
+    by_noise = {0: comparison("losses"), 20: comparison("noise20"), 40: comparison("noise40")}
+    return [
+        {"loss": loss}
+        | {
+            f"{share} % noise, {epoch} R@1": f"{recall(runs[loss], epoch)} (n = {len(runs[loss])})"
+            for share, runs in by_noise.items()
+            for epoch in ("best", "last")
+        }
+        for loss in by_noise[0]
+        if all(loss in runs for runs in by_noise.values())
+    ]
 
 
 def worst_classes() -> Rows:
@@ -128,7 +146,7 @@ def worst_classes() -> Rows:
 
 
 def grid_run(folder: str) -> dict[str, Any]:
-    """The result of a run that stands in a folder of its own."""
+    """The result of a run in its own folder."""
     return read(f"{folder}/result", folder="")[0]
 
 
@@ -156,7 +174,7 @@ def dimensions() -> Rows:
 
 
 def batch_sizes() -> Rows:
-    """By batch size, beside the paper's numbers."""
+    """By batch size, with the paper's numbers."""
     printed = {
         each.batch_size: each.value
         for each in paper_results()
@@ -319,7 +337,7 @@ def allocator() -> Rows:
 
 
 def loss() -> Rows:
-    """The last record of benchmarks/loss.py: each form beside the bare product."""
+    """The last record of benchmarks/loss.py: each form, relative to the bare product."""
     columns = {"launched, ms": "ms", "ratio": "time_ratio", "on the GPU, ms": "graph_ms", "ratio ": "graph_ratio"}
     columns |= {"memory": "memory_ratio"}
     return [
@@ -375,7 +393,7 @@ def gallery_sizes() -> Rows:
 
 
 def loss_complexity() -> Rows:
-    """Fitted exponents beside the paper's."""
+    """Fitted exponents and the paper's."""
     points = records("complexity")
     columns = [("images", "time"), ("batch", "time"), ("batch", "memory"), ("classes", "time"), ("classes", "memory")]
     rows: dict[str, dict[str, Any]] = {}
@@ -411,7 +429,7 @@ def table(name: str) -> str:
 
 
 def current(text: str) -> str:
-    """A document with its tables written anew."""
+    """A document with current tables."""
     return re.sub(
         r"(<!-- table (\w+) -->\n).*?(<!-- end -->)",
         lambda found: f"{found[1]}\n{table(found[2])}\n\n{found[3]}",

@@ -1,10 +1,10 @@
-"""Training and evaluation end to end, as a share of what the network alone does on the same card in the same run.
+"""Training and evaluation end to end, relative to the network alone.
 
     python benchmarks/throughput.py dataset=cars dataset.root=DIR speed=fast
 
-Trains with `src/train.py`'s own code and the given overrides, then times the same network, loss and optimizer, in the same
-precision and compiled alike, on one batch that stays on the device: the ceiling. Appends a row to throughput.jsonl in
-benchmarks/results, or in the folder that `+output=DIR` names.
+Trains with the code of `src/train.py` and these overrides, then times the same network, loss and optimizer, in the same
+precision and also compiled, on one batch that stays on the device: the ceiling. Appends a row to throughput.jsonl in
+benchmarks/results, or in the folder of `+output=DIR`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from train import train
 
 
 def ceiling(cfg: DictConfig, result: dict[str, Any], device: torch.device) -> dict[str, float]:
-    """Images per second of a step of that training and of its evaluation, without data, trainer or callbacks."""
+    """Images per second of a training step and of evaluation, without data, trainer or callbacks."""
     num_classes = result["num_train_classes"]
     torch.backends.cudnn.benchmark = cfg.trainer.benchmark
     net = config.make_network(cfg, pretrained=False, weights=None).to(device)

@@ -1,7 +1,7 @@
 """Sphinx settings: `make docs` builds README.md, docs/ and notebooks/ into site/html, and fails on a broken link.
 
-Links in the sources are those that a forge follows. Here, files that are no pages are copied beside the pages; a folder has no
-page, so a link to one becomes plain text.
+Links in the sources are those that a forge follows. Here, files that are no pages are copied beside the pages; a
+folder has no page, so a link to one becomes plain text.
 """
 
 from __future__ import annotations

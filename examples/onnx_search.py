@@ -17,7 +17,7 @@ images = json.loads((model / "config.json").read_text())["images"]
 
 
 def embed(path: Path) -> np.ndarray:
-    """Shorter side to `resize`, the central `crop` x `crop` pixels, then the network: one unit vector (D,)."""
+    """Unit vector (D,) of an image: shorter side to `resize`, central `crop` x `crop` pixels, network."""
     image, crop, resize = Image.open(path).convert("RGB"), images["crop"], images["resize"]
     size = [resize * side // min(image.size) for side in image.size]
     left, top = (round((side - crop) / 2) for side in size)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Several nodes under SLURM: sbatch scripts/slurm.sh run=NAME dataset=sop dataset.root=DIR data.batch_size=1440
-# srun starts one process per GPU, Lightning reads rank and address from SLURM's variables. Partition, account and time are the
-# cluster's: add them on the command line of sbatch. Two minutes before its time is over, or when it is preempted, the job gets
-# SIGTERM: its processes stop after the same step (exit code 75), and it is queued again and continues after its last epoch.
+# srun starts one process per GPU; Lightning reads rank and address from SLURM's variables. Add partition, account and time of your
+# cluster to the command line of sbatch. Two minutes before its time limit, or when it is preempted, the job gets SIGTERM: its
+# processes stop after the same step (exit code 75), the job is requeued, and the run is resumed after its last whole epoch.
 #SBATCH --job-name=proxy-anchor
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
@@ -13,10 +13,10 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}"
 export OMP_NUM_THREADS=1
-export STOPPED=".stopped-$SLURM_JOB_ID" # a file in the folder of the command, which all nodes see
+export STOPPED=".stopped-$SLURM_JOB_ID" # in the folder of the command, which all nodes share
 rm -f "$STOPPED"
-# srun kills all tasks as soon as one has a bad exit code, and then its own code is that of the killed: 75 is none here. The shell
-# around a task outlives the signal, which every process of a step gets.
+# srun kills all tasks when one fails, and returns the exit code of the killed ones: 75 must not count as a failure. The shell
+# around each task ignores the signal, which every process of a step gets.
 # shellcheck disable=SC2016
 srun --kill-on-bad-exit=1 \
 	bash -c 'trap : TERM USR1; "$@" || { code=$?; ((code == 75)) || exit "$code"; touch "$STOPPED"; }' task \

@@ -1,4 +1,4 @@
-"""Read every image of a data set once and list all that is wrong: `python src/check.py dataset=cub dataset.root=...`."""
+"""Read every image of a data set and list what is wrong."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from proxy_anchor.cli import main as entry
 
 
 def check(cfg: DictConfig) -> bool:
-    """Whether all listed images can be used; prints those that cannot and, as notes, those that are odd."""
+    """Print unusable and odd images; returns whether all are usable."""
     from hydra.utils import instantiate
 
     from proxy_anchor.data.bad_images import BAD, check_images, format_findings, write_findings
 
     config.make_paths_absolute(cfg)
     if "allow_partial" in cfg.dataset:
-        cfg.dataset.allow_partial = True  # a difference in numbers is printed, and hides no file
+        cfg.dataset.allow_partial = True  # a wrong number of images is printed; the files are checked all the same
     splits = instantiate(cfg.dataset.load, verify_files=False)
     print(splits.describe(), flush=True)
     findings = check_images(splits, num_workers=cfg.num_workers)
@@ -30,7 +30,7 @@ def check(cfg: DictConfig) -> bool:
 
 
 def main(cfg: DictConfig) -> None:
-    """Exit code 1 when an image cannot be used."""
+    """Exit code 1 when an image is unusable."""
     if not check(cfg):
         sys.exit(1)
 

@@ -1,26 +1,30 @@
-"""Embeddings of a folder's images as a file: `python src/embed.py checkpoint=... images=DIR output=embeddings.npz`."""
+"""Write the embeddings of a folder's images to a file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from proxy_anchor.cli import checks, config
 from proxy_anchor.cli import main as entry
+from proxy_anchor.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def embed(cfg: DictConfig) -> int:
-    """Write paths, classes (where sub-folders name them) and unit vectors; returns how many images could be read."""
+    """Write paths, classes and unit vectors; returns the number of images."""
     import shutil
     import time
 
     from proxy_anchor.data.images import class_folders, find_images
-    from proxy_anchor.errors import UsageError
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
-    from proxy_anchor.inference.retriever import report_skipped
-    from proxy_anchor.reports.tables import write_embeddings
+    from proxy_anchor.inference.gallery import report_skipped
 
     checks.check_retrieval(cfg, "embed")
     output, root = Path(config.absolute(cfg.output)), Path(config.absolute(cfg.images))
@@ -35,11 +39,35 @@ def embed(cfg: DictConfig) -> int:
     if not done.rows:
         raise UsageError(f"none of the {len(paths)} images below {root} can be read.")
     names = [paths[row].relative_to(root).as_posix() for row in done.rows]
-    write_embeddings(output, names, [labels[row] for row in done.rows], done.embeddings.numpy())
+    write_embeddings(output, names, [labels[row] for row in done.rows], done.embeddings)
     shutil.rmtree(shards, ignore_errors=True)
     new = len(done.rows) - done.reused
     print(f"{len(names):,} embeddings of D={embedder.embedding_dim} in {output} ({new / seconds:.0f} images/s)")
     return len(names)
+
+
+def write_embeddings(file: Path, paths: Sequence[str], labels: Sequence[str | None], embeddings: Tensor) -> None:
+    """Columns path, label and embedding (N, D) as .npz or .parquet.
+
+    An unknown label is "" in an .npz file, null in a Parquet file. Names that are not UTF-8 get backslashes.
+    """
+    import numpy as np
+    import pandas
+
+    paths = [path.encode("utf-8", "backslashreplace").decode() for path in paths]
+    labels = [label and label.encode("utf-8", "backslashreplace").decode() for label in labels]
+    aside = file.with_name(file.name + ".tmp")
+    if file.suffix == ".parquet":
+        table = pandas.DataFrame({"path": paths, "label": labels, "embedding": list(embeddings.numpy())})
+        try:
+            table.to_parquet(aside, index=False)
+        except ImportError as error:
+            raise UsageError("a .parquet file needs pyarrow: pip install -e '.[export]', or write .npz.") from error
+    else:
+        with aside.open("wb") as stream:
+            names, known = np.array(paths, np.str_), np.array([each or "" for each in labels], np.str_)
+            np.savez(stream, path=names, label=known, embedding=embeddings.numpy())
+    aside.replace(file)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Recall@K of a checkpoint: `python src/evaluate.py checkpoint=runs/NAME/best.ckpt [dataset=...]`."""
+"""Evaluate a checkpoint on its own data set or another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy_anchor.reports.runs import BEFORE
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
-    """Recall@K, MAP@R, R-precision (and NMI, if asked for) of the checkpoint, on its own data set or on another one."""
+    """Print and return {metric: value in [0, 1]}."""
     import pytorch_lightning as pl
     from hydra.utils import instantiate
     from torch import nn
@@ -34,7 +34,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
     config.rename_former_keys(trained)
-    # A checkpoint may be older than this key.
+    # Older checkpoints lack this key.
     set_float32_precision(trained.get("float32_precision", BEFORE["float32_precision"]))
     if cfg.dataset.name == "from_checkpoint":
         recall_k = trained.recall_k
@@ -44,10 +44,10 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     else:
         config.make_paths_absolute(cfg)
         if "test_fraction" in cfg.dataset and cfg.dataset.test_fraction is None:
-            cfg.dataset.test_fraction = 1.0  # nothing is trained here: without a split of its own, all is searched
+            cfg.dataset.test_fraction = 1.0  # no training here: a data set without a split is searched whole
         recall_k, splits = cfg.dataset.recall_k, instantiate(cfg.dataset.load)
 
-    # The images are prepared as the network saw them in training, whatever the data set.
+    # Images are prepared as in training, for every data set.
     batch_size = cfg.data.eval_batch_size or trained.data.eval_batch_size or trained.data.batch_size
     loading = {"eval_batch_size": batch_size, "num_workers": cfg.data.num_workers}
     data = ImageDataModule(splits, batch_size=1, **loading, **trained.dataset.images)
@@ -64,14 +64,14 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     print(data.describe(), flush=True)
     seen = set(saved.metadata["classes"]) & set(splits.query.classes)
     if seen:
-        print(f"note: {len(seen)} of {splits.query.num_classes} searched classes have the name of a class trained on.")
+        print(f"note: {len(seen)} of {splits.query.num_classes} searched classes have the name of a training class.")
     with naming_bad_images(splits):
-        compilation = config.compilation(trained, data.num_eval_images)  # as training did, for equal numbers
+        compilation = config.compilation(trained, data.num_eval_images)  # as in training, for equal numbers
         trainer.validate(MetricLearner(net, nn.Identity(), **compilation), data, verbose=False)
 
     recalls = recall.history[-1].recall
     print(f"{saved.path} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")
-    # Ranked where the embeddings are: on the GPU if the network ran there.
+    # Ranked on the network's device.
     embeddings = [each.to(trainer.strategy.root_device) for each in recall.selected_embeddings]
     gallery: dict[str, Any] = {}
     if splits.gallery is not None:

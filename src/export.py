@@ -1,4 +1,4 @@
-"""A checkpoint in a form for other programs: `python src/export.py checkpoint=runs/NAME/best.ckpt format=onnx`."""
+"""Export a checkpoint for other programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy_anchor.cli import main as entry
 
 
 def export(cfg: DictConfig) -> float:
-    """Write the folder and print how far its embeddings are from the checkpoint's; returns that difference."""
+    """Write the folder; returns the largest difference from the checkpoint's embeddings."""
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.export import TOLERANCE, export
 

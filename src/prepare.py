@@ -1,4 +1,4 @@
-"""Unpack and verify a benchmark's archives: `python src/prepare.py dataset=cub archive=FILE|URL [dataset.root=DIR]`."""
+"""Fetch, verify and unpack the archives of a benchmark."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from proxy_anchor.errors import UsageError
 
 
 def main(cfg: DictConfig) -> None:
-    """HostCopy, verify, unpack and count; what stands complete under dataset.root is left alone."""
+    """Fetch, verify, unpack and count; a complete data set under dataset.root is not changed."""
     from hydra.utils import instantiate
 
     from proxy_anchor.data.prepare import prepare
 
     if cfg.dataset.name == "glyphs":
-        raise UsageError("dataset=glyphs comes in no archive: it is drawn on first use. Choose another data set.")
+        raise UsageError("dataset=glyphs has no archive: it is drawn on first use. Choose another data set.")
     if cfg.dataset.root is None:
-        raise UsageError("dataset.root is needed: add dataset.root=DIR, where the data set shall stand.")
+        raise UsageError("dataset.root is needed: add dataset.root=DIR, the folder of the data set.")
     config.make_paths_absolute(cfg)
     archives = list(cfg.archive) if isinstance(cfg.archive, ListConfig) else [cfg.archive]
     splits = prepare(

@@ -1,4 +1,4 @@
-"""Tables, figures and pages of finished runs: `python src/report.py runs=runs`; its keys: `--help`, or conf/report.yaml."""
+"""Write tables, figures and pages of finished runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.errors import UsageError, check_choice, check_int
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
 from proxy_anchor.reports.tables import format_table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from proxy_anchor.data.table import Splits
     from proxy_anchor.reports.paper import Contract
 
-KINDS = ("runs", "retrieval", "map", "comparison", "noise", "experiments")
+KINDS = ("runs", "retrieval", "map", "experiments")
 EXPERIMENTS = Path(entry.CONF) / "experiment"
 
 
@@ -27,49 +27,29 @@ def main(cfg: DictConfig) -> None:
     """Print every report that the command names."""
     for name in ("queries", "k", "tile", "images"):
         check_int(name, cfg[name], 1)
-    folder = {name: Path(str(cfg[name])) for name in ("runs", "retrieval", "against", "map", "comparison") if cfg[name]}
+    folder = {name: Path(str(cfg[name])) for name in ("runs", "retrieval", "against", "map") if cfg[name]}
     output = Path(str(cfg.output)) if cfg.output else None
     made = []
     if cfg.experiments:
         made.append(experiments())
-    if cfg.comparison:
-        made.append(comparison(folder["comparison"]))
-    if cfg.noise:
-        made.append(noise([Path(each) for each in _listed(cfg.noise)]))
     if cfg.runs:
         made.append(paper(folder["runs"], output or folder["runs"] / "report"))
     if cfg.retrieval:
         runs = [folder[each] for each in ("retrieval", "against") if each in folder]
         made.append(retrieval(runs, output or runs[0] / "report", cfg.choose, cfg.k, cfg.queries))
     if cfg.map:
-        made.append(embedding_maps(folder["map"], output or folder["map"] / "report", cfg.method, cfg.tile, cfg.images))
+        made.append(embedding_map(folder["map"], output or folder["map"] / "report", cfg.method, cfg.tile, cfg.images))
     if not made:
-        raise UsageError(
-            f"a report is needed: add one of {', '.join(f'{each}=' for each in KINDS)} (--help tells more)."
-        )
+        raise UsageError(f"a report is needed: add one of {', '.join(f'{each}=' for each in KINDS)} (see --help).")
     print("\n\n".join(made))
 
 
 def experiments() -> str:
-    """The files of conf/experiment, with what the paper reports for them."""
+    """The files of conf/experiment with the paper's numbers."""
     from proxy_anchor.cli.experiments import experiment_rows, read_experiments
 
     table = format_table(experiment_rows(read_experiments(EXPERIMENTS)))
-    return f"{table}\n\nrun one: python src/train.py experiment=NAME; its contract is at the top of its file in conf/experiment"
-
-
-def comparison(folder: Path) -> str:
-    """The finished runs below a folder of compare.py (runs/NAME), with table and curves written anew."""
-    from proxy_anchor.reports.tables import read_comparison, write_comparison
-
-    return write_comparison(folder, read_comparison(folder))
-
-
-def noise(folders: Sequence[Path]) -> str:
-    """Recall@K of each loss by its share of wrong training labels, over several folders of compare.py."""
-    from proxy_anchor.reports.tables import noise_rows, read_comparison
-
-    return format_table(noise_rows([read_comparison(folder) for folder in folders]))
+    return f"{table}\n\nrun one: python src/train.py experiment=NAME (conf/experiment/NAME.yaml holds its contract)"
 
 
 def paper(runs: Path, output: Path) -> str:
@@ -83,11 +63,11 @@ def paper(runs: Path, output: Path) -> str:
     text = write_paper_tables(output, paper_tables(found, contracts({run.dataset for run in found})))
     figures = write_figures(output, found)
     notes = "".join(f"\nleft out: {line}" for line in left_out)
-    return f"{text}{notes}\nall K: {output / 'tables.md'}, .tex, .csv; figures (.svg, .png): {', '.join(figures)}"
+    return f"{text}{notes}\nall K: {output / 'tables.md'}, .tex; figures (.svg, .png): {', '.join(figures)}"
 
 
 def contracts(datasets: set[str]) -> list[Contract]:
-    """What conf/experiment says about the rows of these data sets: each job whose number the paper prints."""
+    """The contracts of conf/experiment for these data sets."""
     from hydra import compose
 
     from proxy_anchor.cli.experiments import read_experiments
@@ -103,50 +83,47 @@ def contracts(datasets: set[str]) -> list[Contract]:
 
 
 def retrieval(runs: Sequence[Path], output: Path, choose: Any, k: int, queries: int) -> str:
-    """Queries of a finished run with their neighbours, in parallel to another run's, and recall by class."""
-    from proxy_anchor.reports.figures import class_recall_chart, save_figure
-    from proxy_anchor.reports.gallery import class_recall, select_queries, side_by_side, write_class_recall
+    """Queries of one or two finished runs with their neighbours, and recall by class."""
+    from proxy_anchor.reports.gallery import class_recall, retrieval_gallery, select_queries, write_class_recall
     from proxy_anchor.reports.pages import write_retrieval_page
 
     if len({run.resolve() for run in runs}) < len(runs):
         raise UsageError(f"against={runs[1]} is the run itself: expected another run's folder.")
-    splits, models = _searched(runs)
-    paths = [] if choose in ("random", "worst") else _listed(choose)
-    rows = select_queries(splits, models[str(runs[0])], "path" if paths else choose, count=queries, paths=paths)
+    splits, models = _embedded(runs)
+    first = models[str(runs[0])]
+    rows = select_queries(splits, first, choose, count=queries)
     output.mkdir(parents=True, exist_ok=True)
-    side_by_side(splits, models, rows, k=k).save(output / "retrieval.png")
+    retrieval_gallery(splits, first, queries=rows, k=k).save(output / "retrieval.png")
     write_retrieval_page(output / "retrieval.html", splits, models, rows, k=k)
     recalls = {name: class_recall(splits, each) for name, each in models.items()}
     write_class_recall(output / "class_recall.csv", splits, recalls)
     recall = recalls[str(runs[0])]
-    save_figure(class_recall_chart(recall), output / "class_recall")
     worst = sorted(recall, key=lambda name: (recall[name], name))[:5]
     listed = ", ".join(f"{name} {100 * recall[name]:.1f}" for name in worst)
-    return f"worst classes, Recall@1: {listed}\nwritten to {output}: retrieval.html, retrieval.png, class_recall.svg, .png, .csv"
+    return f"worst classes, Recall@1: {listed}\nwritten to {output}: retrieval.html, retrieval.png, class_recall.csv"
 
 
-def embedding_maps(run: Path, output: Path, method: str, tile: int, images: int) -> str:
-    """Map of the searched images of a finished run: thumbnails on a square grid, and points by class."""
+def embedding_map(run: Path, output: Path, method: str, tile: int, images: int) -> str:
+    """Searched images of a finished run in two dimensions, as thumbnails on a grid."""
     import numpy as np
 
-    from proxy_anchor.reports.figures import save_figure
-    from proxy_anchor.reports.grid import grid_picture, scatter, snap_to_grid
+    from proxy_anchor.reports.grid import MAX_IMAGES, grid_picture, snap_to_grid
     from proxy_anchor.retrieval.embedding_map import METHODS, embedding_map
 
     check_choice("method", method, METHODS)
-    splits, models = _searched([run])
+    check_number("images", images, 1, maximum=MAX_IMAGES)
+    splits, models = _embedded([run])
     table, embeddings = splits.gallery or splits.query, models[str(run)][-1]
     chosen = np.sort(np.random.default_rng(0).permutation(len(table))[:images])
     places = embedding_map(embeddings[chosen], method=method)
     paths = [table.paths[row] for row in chosen]
     output.mkdir(parents=True, exist_ok=True)
     grid_picture(paths, snap_to_grid(places), tile=tile).save(output / "map.png")
-    save_figure(scatter(places, table.labels[chosen], table.classes), output / "map_classes")
-    return f"{len(chosen)} of {len(table)} images; written to {output}: map.png, map_classes.svg, .png"
+    return f"{len(chosen)} of {len(table)} images; written to {output}: map.png"
 
 
-def _searched(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]:
-    """The searched images of the first run, embedded by the network of each: [query] or [query, gallery]."""
+def _embedded(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]:
+    """The first run's searched images, and each run's embeddings of them."""
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.reports.runs import CONFIG_FILE
@@ -165,11 +142,6 @@ def _searched(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
             raise UsageError(f"{len(skipped)} images cannot be read, the first: {skipped[0]}")
         models[str(folder)] = [each.embeddings for each in done]
     return splits, models
-
-
-def _listed(value: Any) -> list[str]:
-    """One name is a list of one."""
-    return [value] if isinstance(value, str) else list(value)
 
 
 if __name__ == "__main__":

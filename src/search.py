@@ -1,4 +1,4 @@
-"""Find similar images: `python src/search.py checkpoint=runs/NAME/best.ckpt gallery=DIR query=FILE_OR_DIR k=5`."""
+"""Find the images of a gallery that are most similar to a query."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from proxy_anchor.cli import main as entry
 
 
 def search(cfg: DictConfig) -> list[dict[str, Any]]:
-    """Print a table of the neighbours, write them as JSON and as an HTML page; returns what the JSON file lists."""
+    """Print the neighbours, write them as JSON and HTML, return the list."""
     from proxy_anchor.data.images import find_images
     from proxy_anchor.errors import UsageError
-    from proxy_anchor.inference.retriever import open_index, report_skipped, vote
+    from proxy_anchor.inference.gallery import open_index, report_skipped
+    from proxy_anchor.inference.hits import vote
     from proxy_anchor.reports.pages import write_search_page
     from proxy_anchor.reports.tables import format_table
     from proxy_anchor.utils import write_json

@@ -14,14 +14,13 @@ import torch
 from commands import TINY_GLYPHS, compose_train, composed, run_entry, run_ok
 from PIL import Image
 
-import report
 from compare import compare
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.figures import recall_curves
-from proxy_anchor.reports.tables import Spread, comparison_rows, default_levels, noise_rows, reached
+from proxy_anchor.reports.tables import Spread, comparison_rows, reached
 from train import train
 
 TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS, "logger=csv"]
@@ -86,8 +85,6 @@ def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
     assert done.returncode == 2
     assert "holds a run with other settings (optimizer.lr)" in done.stdout
     assert not (folder / "triplet" / "seed1" / "error.txt").exists()
-    assert "supcon" in report.comparison(folder)
-    assert "0 % noise, best R@1" in report.noise([folder])
 
 
 def test_a_failed_run_is_listed_and_the_others_finish(tmp_path, monkeypatch, capsys):
@@ -114,7 +111,6 @@ def test_a_failed_run_is_listed_and_the_others_finish(tmp_path, monkeypatch, cap
 
 BAD = {
     "losses=[proxy_anchor,triplett]": "loss=triplett is not known",
-    "losses=[]": "losses=[]: expected a list",
     "losses=triplet": "losses=triplet: expected a list",
     "loss=triplet": "a comparison takes losses=[...]",
     "losses=[proxy_anchor,triplet] data.batch_size=15": "loss=triplet: data.batch_size=15 is not a multiple of data.images",
@@ -122,9 +118,7 @@ BAD = {
     "12 classes and there are 8: set data.batch_size=32 or less",
     "++seed=4": "a comparison takes seeds=[...]",
     "seeds=[-1]": "seeds=-1: expected a whole number of at least 0",
-    'seeds=["1",1]': "seeds='1': expected a whole number",
     "levels=70": "levels=70: expected a list, for example levels=[60,70]",
-    "levels=[101]": "levels=101",
     "losses=[proxy_anchor,triplet] loss.alpha=16": "unknown key 'loss.alpha'",
     "validation=folds": "use validation=classes",
 }
@@ -143,8 +137,7 @@ def test_what_no_run_could_do_is_refused_before_the_first(arguments, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
-@pytest.mark.parametrize("loss", ["margin", "n_pair"])
-def test_losses_start_alike_and_see_the_same_images(loss, tmp_path, monkeypatch):
+def test_losses_start_alike_and_see_the_same_images(tmp_path, monkeypatch):
     from proxy_anchor.training.module import MetricLearner
 
     seen: dict[str, list] = {}
@@ -157,7 +150,7 @@ def test_losses_start_alike_and_see_the_same_images(loss, tmp_path, monkeypatch)
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(MetricLearner, "training_step", record)
-    for current in ("proxy_anchor", loss):
+    for current in ("proxy_anchor", "margin"):
         cfg = compose_train(
             f"loss={current}",
             "data.images_per_class=2",
@@ -243,19 +236,6 @@ def test_times_to_a_level():
     assert str(rows[0]["best R@1"]) == "65.0 ± 7.1"
     assert rows[0]["peak GiB"] is None
     assert str(comparison_rows({"a": [run, made_up([0.1, 0.3])]}, [60])[0]["s to 60"]) == "12.0 (1 of 2)"
-
-
-def test_noise_side_by_side():
-    clean, noisy = made_up([0, 0.8, 0.7]), {**made_up([0, 0.4]), "label_noise": 0.2}
-    [a, b] = noise_rows([{"a": [clean, made_up([0, 0.6])], "b": [clean]}, {"a": [noisy]}])
-    assert a["0 % noise, best R@1"] == "70.0 ± 14.1 (n = 2)"
-    assert a["20 % noise, last R@1"] == "40.0 (n = 1)"
-    assert b["0 % noise, last R@1"] == "70.0 (n = 1)"
-    assert b["20 % noise, best R@1"] == "-"
-
-
-def test_levels_chosen_from_the_runs():
-    assert default_levels({"a": [made_up([0, 0.8])], "b": [made_up([0, 0.5]), made_up([0, 0.6])]}) == [50.0, 72.0, 76.0]
 
 
 def test_curves_are_means_over_seeds():

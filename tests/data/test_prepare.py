@@ -384,7 +384,7 @@ def test_the_command(server, cub, tmp_path):
     for wrong, text in {
         "archive=x": "dataset is needed: add dataset=NAME, one of: cars, cub",
         "dataset=cub archive=http://h/x?a=b": "two kinds of quotes",
-        "dataset=glyphs archive=x": "comes in no archive",
+        "dataset=glyphs archive=x": "dataset=glyphs has no archive",
     }.items():
         done = run_entry("prepare.py", *wrong.split(), cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -15,7 +15,6 @@ from commands import REPOSITORY
 from PIL import Image
 
 from proxy_anchor import Retriever
-from proxy_anchor.data.images import read_rgb
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import export as module
 from proxy_anchor.inference.checkpoint import load_trained
@@ -86,7 +85,7 @@ def test_the_example_needs_no_torch_and_gives_the_same_similarities(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
-    hits = Retriever.from_checkpoint(checkpoint).index(tmp_path / "images", progress=False).search(query, k=5)[0]
+    hits = Retriever.from_pretrained(checkpoint).index(tmp_path / "images", progress=False).search(query, k=5)[0]
     assert [path for _, path in printed] == [hit.name for hit in hits]
     assert [float(value) for value, _ in printed] == pytest.approx([hit.similarity for hit in hits], abs=6e-4)
     code_lines = [line for line in example.read_text().split('"""', 2)[2].splitlines() if line.strip()]
@@ -105,16 +104,6 @@ def test_timm_folder_is_a_timm_model(make_checkpoint: Callable, tmp_path: Path) 
     assert list(settings["input_size"]) == [3, 32, 32]
     assert settings["crop_pct"] == pytest.approx(32 / 36)
     assert settings["interpolation"] == "bilinear"
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated")
-def test_torchscript_needs_nothing_of_ours(make_checkpoint: Callable, tmp_path: Path, write_images: Callable) -> None:
-    [(path, _)] = write_images({"a": 1})
-    trained = load_trained(make_checkpoint())
-    export(trained, "torchscript", tmp_path / "out")
-    pixels = trained.prepare(read_rgb(path))[None]
-    with torch.no_grad():
-        assert torch.allclose(torch.jit.load(tmp_path / "out" / "model.pt")(pixels), trained.net(pixels), atol=1e-6)
 
 
 def test_bad_requests_are_one_line(make_checkpoint: Callable, tmp_path: Path, monkeypatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,8 @@ from proxy_anchor.inference import embedder as embedder_module
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.export import export
-from proxy_anchor.inference.retriever import Hit, open_index, vote
+from proxy_anchor.inference.gallery import open_index
+from proxy_anchor.inference.hits import Hit, vote
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def gallery(write_images: Callable, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def retriever(make_checkpoint: Callable, gallery: Path) -> Retriever:
-    return Retriever.from_checkpoint(make_checkpoint(), num_workers=0).index(gallery, progress=False)
+    return Retriever.from_pretrained(make_checkpoint(), num_workers=0).index(gallery, progress=False)
 
 
 def names(hits: list[Hit]) -> list[str]:
@@ -71,24 +71,6 @@ def test_batches_and_workers_change_nothing(make_checkpoint: Callable, gallery: 
     assert torch.allclose(whole.embeddings, parts.embeddings, atol=1e-6)
 
 
-def test_bf16_is_another_precision_of_the_same_embeddings(make_checkpoint: Callable, gallery: Path, tmp_path) -> None:
-    paths, trained = sorted(gallery.rglob("*.png")), load_trained(make_checkpoint())
-    done = [
-        Embedder(trained, precision=each, num_workers=0).embed(paths, shards=tmp_path / "parts", progress=False)
-        for each in ("32", "bf16")
-    ]
-    assert [each.reused for each in done] == [0, 0]  # parts of another precision are not taken
-    assert done[1].embeddings.dtype == torch.float32
-    assert 0.99 < (done[0].embeddings * done[1].embeddings).sum(1).min() < 1 - 1e-6
-
-
-def test_many_queries_at_once_are_the_same_as_one_by_one(retriever: Retriever, gallery: Path) -> None:
-    paths = sorted(gallery.rglob("*.png"))[::4]
-    together = retriever.search(paths, k=3)
-    for path, hits in zip(paths, together, strict=True):
-        assert names(hits) == names(retriever.search(path, k=3)[0])
-
-
 def test_searching_on_from_an_image_leaves_it_out(retriever: Retriever) -> None:
     hits = retriever.search_item(4, k=14)
     assert sorted(hit.id for hit in hits) == [i for i in range(15) if i != 4]
@@ -110,7 +92,7 @@ def test_adding_and_removing(retriever: Retriever, gallery: Path, write_images: 
     [(new, _)] = write_images({"fox": 1})
     assert retriever.add([new], ["fox"], progress=False) == [15]
     assert names(retriever.search(new, k=1)[0]) == ["fox/0.png"]
-    assert retriever.remove([new, np.int64(0)]) == 2
+    assert retriever.remove([new, gallery / "cat" / "0.png"]) == 2
     assert len(retriever) == 14
     assert all(hit.id not in (0, 15) for hit in retriever.search(new, k=14)[0])
     assert retriever.add([new], progress=False) == [16]  # ids are never used again
@@ -122,9 +104,9 @@ def test_adding_and_removing(retriever: Retriever, gallery: Path, write_images: 
 
 def test_arrays_and_bytes_have_names_and_thumbnails(make_checkpoint: Callable, gallery: Path) -> None:
     images = [np.asarray(read_rgb(gallery / "cat" / "0.png")), (gallery / "cat" / "1.png").read_bytes()]
-    retriever = Retriever.from_checkpoint(make_checkpoint(), thumbnail_side=16).index(images)
+    retriever = Retriever.from_pretrained(make_checkpoint()).index(images)
     assert [item.name for item in retriever.items.values()] == ["image 0", "image 1"]
-    assert Image.open(io.BytesIO(retriever.thumbnail(1))).size == (16, 16)
+    assert retriever.thumbnail(1) == b""  # there is no file
     named = retriever.index(images, ["x", "y"], names=["first", "second"])
     assert [(item.name, item.label) for item in named.items.values()] == [("first", "x"), ("second", "y")]
 
@@ -144,16 +126,16 @@ def test_unreadable_images_are_listed_and_left_out(make_checkpoint: Callable, ga
 
 def test_saved_index_is_the_same_index(retriever: Retriever, gallery: Path, make_checkpoint, tmp_path: Path) -> None:
     retriever.calibrate(0.05)
-    retriever.remove([3])
+    retriever.remove(gallery / "cat" / "3.png")
     retriever.save(tmp_path / "index")
-    again = Retriever.from_checkpoint(make_checkpoint()).load(tmp_path / "index")
+    again = Retriever.from_pretrained(make_checkpoint()).load(tmp_path / "index")
     query = gallery / "eel" / "2.png"
     assert again.search(query, k=14) == retriever.search(query, k=14)
     assert again.threshold == retriever.threshold
     assert again.thumbnail(7) == retriever.thumbnail(7) != b""
     assert again.add([query], names=["new"], progress=False) == [15]
     again.save(tmp_path / "index")  # over itself, mapped files and all
-    assert len(Retriever.from_checkpoint(make_checkpoint()).load(tmp_path / "index")) == 15
+    assert len(Retriever.from_pretrained(make_checkpoint()).load(tmp_path / "index")) == 15
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"images", "index", "best.ckpt"}  # nothing aside remains
 
@@ -162,9 +144,9 @@ def test_index_of_another_model_is_refused(retriever: Retriever, make_checkpoint
     retriever.save(tmp_path / "index")
     for other in ({"seed": 1}, {"resize": 40}):
         with pytest.raises(UsageError, match="was made by another model"):
-            Retriever.from_checkpoint(make_checkpoint("other.ckpt", **other)).load(tmp_path / "index")
-    with pytest.raises(UsageError, match="D=16, and this model's have D=8"):
-        Retriever.from_checkpoint(make_checkpoint("small.ckpt", embedding_dim=8)).load(tmp_path / "index")
+            Retriever.from_pretrained(make_checkpoint("other.ckpt", **other)).load(tmp_path / "index")
+    with pytest.raises(UsageError, match="was made by another model"):
+        Retriever.from_pretrained(make_checkpoint("small.ckpt", embedding_dim=8)).load(tmp_path / "index")
 
 
 @pytest.mark.parametrize(
@@ -172,15 +154,10 @@ def test_index_of_another_model_is_refused(retriever: Retriever, make_checkpoint
     [
         (lambda folder: (folder / "index.json").unlink(), "holds no index"),
         (lambda folder: (folder / "index.json").write_text("{"), "index.json is damaged"),
-        (lambda folder: (folder / "index.json").write_text('{"format": 2}'), "index.json is damaged"),
-        (lambda folder: (folder / "thumbnails.bin").write_bytes(b"x"), "thumbnails.bin is damaged"),
-        (lambda folder: change(folder, format=1), "index format 1; this version reads 2"),
-        (lambda folder: change(folder, images=None), "index.json is damaged"),
+        (lambda folder: change(folder, format=1), "index format 1; this version reads 3"),
         (lambda folder: change(folder, images=[[1, 2]]), "index.json is damaged"),
         (lambda folder: change(folder, threshold={"a": 1}), "index.json is damaged"),
         (lambda folder: change(folder, next_id=3), "index.json is damaged"),
-        (lambda folder: change(folder, next_id=None), "index.json is damaged"),
-        (lambda folder: change(folder, model=5), "made by another model"),
     ],
 )
 def test_damaged_index_is_one_line(retriever: Retriever, tmp_path: Path, damage: Callable, reason: str) -> None:
@@ -202,16 +179,6 @@ def test_a_folder_of_something_else_is_not_overwritten(retriever: Retriever, gal
     assert (gallery / "cat" / "0.png").is_file()
 
 
-def test_an_index_behind_a_link_is_replaced_where_it_is(retriever: Retriever, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "index").symlink_to("disk")
-    for _ in range(2):
-        retriever.save(tmp_path / "index")
-    assert (tmp_path / "index").is_symlink()
-    assert (tmp_path / "disk" / "index.json").is_file()
-    assert not list(tmp_path.glob(".*"))
-
-
 class CountingEmbedder:
     """Counts the images that the network sees, and can fail after some."""
 
@@ -230,7 +197,7 @@ class CountingEmbedder:
 def test_interrupted_indexing_goes_on_where_it_stopped(make_checkpoint, gallery: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(embedder_module, "SHARD_IMAGES", 4)
     counter = CountingEmbedder(monkeypatch, fail_after=8)
-    make = lambda: Retriever.from_checkpoint(make_checkpoint(), batch_size=2, num_workers=0)  # noqa: E731
+    make = lambda: Retriever.from_pretrained(make_checkpoint(), batch_size=2, num_workers=0)  # noqa: E731
     with pytest.raises(KeyboardInterrupt):
         make().index(gallery, shards=tmp_path / "parts", progress=False)
     assert counter.seen == 8
@@ -248,37 +215,20 @@ def test_interrupted_indexing_goes_on_where_it_stopped(make_checkpoint, gallery:
     make().index(gallery, shards=tmp_path / "parts", progress=False)
     assert counter.seen == 1
     counter.seen = 0
-    Retriever.from_checkpoint(make_checkpoint("b.ckpt", seed=1)).index(
+    Retriever.from_pretrained(make_checkpoint("b.ckpt", seed=1)).index(
         gallery, shards=tmp_path / "parts", progress=False
     )
     assert counter.seen == 14  # another model's parts are not taken
 
 
 def test_a_damaged_part_is_embedded_again(make_checkpoint, gallery: Path, tmp_path, monkeypatch) -> None:
-    retriever = Retriever.from_checkpoint(make_checkpoint())
+    retriever = Retriever.from_pretrained(make_checkpoint())
     retriever.index(gallery, shards=tmp_path / "parts", progress=False)
     [part] = (tmp_path / "parts").rglob("*.npz")
     part.write_bytes(part.read_bytes()[:500])
     counter = CountingEmbedder(monkeypatch)
     retriever.index(gallery, shards=tmp_path / "parts", progress=False)
     assert counter.seen == 15
-
-
-def test_classes_follow_the_folder(retriever: Retriever, gallery: Path) -> None:
-    Image.new("RGB", (40, 40), "red").save(gallery / "stray.png")
-    assert retriever.update(gallery, progress=False) == (1, 0)
-    assert {item.label for item in retriever.items.values()} == {None}
-    (gallery / "stray.png").unlink()
-    assert retriever.update(gallery, progress=False) == (0, 1)
-    assert {item.label for item in retriever.items.values()} == {"cat", "dog", "eel"}
-
-
-def test_an_image_that_was_spoilt_leaves_the_gallery(retriever: Retriever, gallery: Path) -> None:
-    (gallery / "dog" / "0.png").write_text("spoilt")
-    assert retriever.update(gallery, progress=False) == (0, 1)
-    assert [name for name, _ in retriever.skipped] == [str(gallery / "dog" / "0.png")]
-    assert len(retriever) == 14
-    assert retriever.update(gallery, progress=False) == (0, 0)
 
 
 def test_open_index_follows_its_folder(make_checkpoint, gallery: Path, tmp_path, monkeypatch, capsys) -> None:
@@ -303,7 +253,6 @@ def test_calibrated_threshold_marks_matches(retriever: Retriever, gallery: Path)
     threshold = retriever.calibrate(0.1)
     hits = retriever.search(gallery / "cat" / "0.png", k=15)[0]
     assert [hit.is_match for hit in hits] == [hit.similarity >= threshold.similarity for hit in hits]
-    assert retriever.calibrate(0.1, gallery) == threshold
     retriever.index([gallery / "cat" / "0.png"], progress=False)
     with pytest.raises(UsageError, match="needs labelled images"):
         retriever.calibrate(0.1)
@@ -320,13 +269,13 @@ def test_vote_weighs_by_similarity() -> None:
 
 def test_from_pretrained_reads_run_folders_and_exports(make_checkpoint, gallery: Path, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("run/best.ckpt")
-    expected = Retriever.from_checkpoint(checkpoint).embed(gallery / "cat" / "0.png")
+    expected = Retriever.from_pretrained(checkpoint).embed(gallery / "cat" / "0.png")
     export(load_trained(checkpoint), "safetensors", tmp_path / "exported")
     for folder in (checkpoint.parent, tmp_path / "exported"):
         assert torch.equal(Retriever.from_pretrained(folder).embed(gallery / "cat" / "0.png"), expected)
-    Retriever.from_checkpoint(checkpoint).index(gallery).save(tmp_path / "index")
+    Retriever.from_pretrained(checkpoint).index(gallery).save(tmp_path / "index")
     assert len(Retriever.from_pretrained(tmp_path / "exported").load(tmp_path / "index")) == 15
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(UsageError, match="no such file"):
         Retriever.from_pretrained(tmp_path / "nothing")
 
 
@@ -334,16 +283,13 @@ def test_from_pretrained_reads_run_folders_and_exports(make_checkpoint, gallery:
     ("call", "reason"),
     [
         (lambda r, g: r.search(g / "cat" / "0.png", k=16), "K=16 is larger than the gallery: it has 15 images"),
-        (lambda r, g: r.search(g / "cat" / "0.png", k=16, reranking="k_reciprocal"), "K=16 is larger"),
         (lambda r, g: r.search_embeddings(torch.ones(1, 8), k=1), "D=8 and the gallery D=16"),
         (lambda r, g: r.search(b"nothing", k=1), "1 of 1 images: the image cannot be read"),
-        (lambda r, g: r.index([]), "the gallery is empty"),
         (lambda r, g: r.index([b"nothing"]), "none of the 1 images can be read"),
         (lambda r, g: r.index([g / "cat" / "0.png"] * 2), "is there twice"),
         (lambda r, g: r.index([g / "cat" / "0.png"], ["a", "b"]), "1 images but 2 labels"),
         (lambda r, g: r.index(g / "nothing"), "no such folder"),
         (lambda r, g: Retriever(r.embedder.trained).search(g / "cat" / "0.png"), "the gallery is empty"),
-        (lambda r, g: Retriever(r.embedder.trained).save(g / "x"), "the gallery is empty"),
         (lambda r, g: Retriever(r.embedder.trained, device="tpu"), "device=tpu is not available"),
         (lambda r, g: Retriever(r.embedder.trained, precision="8"), "precision=8 is not known"),
         (lambda r, g: r.search(g / "cat" / "0.png", reranking="magic"), "rerank=magic is not known"),

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.grid import grid_picture, scatter, snap_to_grid
+from proxy_anchor.reports.grid import grid_picture, snap_to_grid
 
 
 def test_a_grid_stays_as_it_is() -> None:
@@ -33,7 +33,7 @@ def test_no_assignment_of_four_is_nearer() -> None:
         assert cost(snap_to_grid(places)) == pytest.approx(least)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 2700, 10000])
+@pytest.mark.parametrize("count", [1, 2, 5, 400])
 def test_every_cell_once_and_the_same_again(count: int) -> None:
     places = np.random.default_rng(1).normal(size=(count, 2))
     cells = snap_to_grid(places)
@@ -48,7 +48,7 @@ def test_every_cell_once_and_the_same_again(count: int) -> None:
 
 
 def test_bad_places_are_named() -> None:
-    for bad in (np.zeros((0, 2)), np.zeros((3, 3)), np.full((2, 2), np.nan)):
+    for bad in (np.zeros((0, 2)), np.zeros((3, 3)), np.full((2, 2), np.nan), np.zeros((2501, 2))):
         with pytest.raises(UsageError, match="places of shape"):
             snap_to_grid(bad)
 
@@ -64,20 +64,3 @@ def test_pictures_lie_in_their_cells(tmp_path: Path) -> None:
     assert [page.getpixel((x, y))[0] for x, y in ((12, 36), (36, 36), (12, 12), (36, 12))] == [0, 50, 100, 150]
     with pytest.raises(UsageError, match="tile=9000"):
         grid_picture(paths, cells, tile=9000)
-
-
-def test_a_wide_picture_fills_its_cell_with_its_middle(tmp_path: Path) -> None:
-    picture = Image.new("RGB", (60, 20), "red")
-    picture.paste("blue", (20, 0, 40, 20))
-    picture.save(tmp_path / "wide.png")
-    page = grid_picture([tmp_path / "wide.png"], np.array([[0, 0]]), tile=16)
-    assert all(page.getpixel((x, y)) == (0, 0, 255) for x in (2, 8, 13) for y in (0, 8, 15))
-
-
-def test_scatter_has_a_group_per_class() -> None:
-    places = np.random.default_rng(0).random((30, 2))
-    figure = scatter(places, np.arange(30) % 10, [str(each) for each in range(10)])
-    assert len(figure.axes[0].collections) == 10
-    figure.canvas.draw()
-    [legend], [axes] = figure.legends, figure.axes
-    assert not legend.get_window_extent().overlaps(axes.get_window_extent())  # it covers no point

@@ -8,7 +8,7 @@ import pytest
 from reports.conftest import ANGLES, on_circle
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.gallery import class_recall, select_queries, side_by_side, worst_queries
+from proxy_anchor.reports.gallery import class_recall, select_queries, worst_queries
 from proxy_anchor.reports.pages import write_retrieval_page
 
 
@@ -25,22 +25,19 @@ def test_worst_first(splits):
 def test_choices(splits):
     embeddings = [on_circle(*ANGLES)]
     assert select_queries(splits, embeddings, "worst", count=1) == [2]
-    assert select_queries(splits, embeddings, "path", paths=[splits.query.paths[3], str(splits.query.paths[1])]) == [
+    assert select_queries(splits, embeddings, [splits.query.paths[3], str(splits.query.paths[1])]) == [
         3,
         1,
     ]
     assert {splits.query.labels[each] for each in select_queries(splits, embeddings, count=2)} == {0, 1}
     with pytest.raises(UsageError, match=r"not among them: nowhere\.png"):
-        select_queries(splits, embeddings, "path", paths=["nowhere.png"])
-    with pytest.raises(UsageError, match="choose=best is not known"):
+        select_queries(splits, embeddings, ["nowhere.png"])
+    with pytest.raises(UsageError, match="not among them: best"):
         select_queries(splits, embeddings, "best")
 
 
 def test_two_models_beside_each_other(splits, tmp_path):
     models = {"first": [on_circle(*ANGLES)], "second": [on_circle(0, 10, 100, 110)]}
-    page = side_by_side(splits, models, [2, 0], k=2)
-    alone = side_by_side(splits, {"first": models["first"]}, [2, 0], k=2)
-    assert page.width > 2 * alone.width
     write_retrieval_page(tmp_path / "page.html", splits, models, [2, 0], k=2)
     text = (tmp_path / "page.html").read_text()
     assert re.findall(r'data-first="([^"]*)"', text) == ["miss hit", "hit hit"]

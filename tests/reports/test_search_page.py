@@ -25,7 +25,7 @@ class Images(HTMLParser):
 def test_page_holds_its_pictures_and_escapes_names(make_checkpoint: Callable, write_images: Callable, tmp_path: Path):
     rows = write_images({"cat": 3, "<script>alert(1)</script>".replace("/", "_"): 2})
     paths = [path for path, _ in rows]
-    retriever = Retriever.from_checkpoint(make_checkpoint()).index(paths, [name for _, name in rows], progress=False)
+    retriever = Retriever.from_pretrained(make_checkpoint()).index(paths, [name for _, name in rows], progress=False)
     retriever.calibrate(0.5)
     write_search_page(tmp_path / "page.html", retriever, paths[:2], ["one", "two"], retriever.search(paths[:2], k=4))
     text = (tmp_path / "page.html").read_text()

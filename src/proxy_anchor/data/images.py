@@ -131,7 +131,7 @@ class ImageDataset(Dataset):
 
 
 ImageInput = str | Path | bytes | np.ndarray | Image.Image
-Prepared = tuple[int, Tensor | None, bytes, str]  # row, image or None, thumbnail or b"", reason or ""
+Prepared = tuple[int, Tensor | None, str]  # row, pixels or None, reason or ""
 
 THUMBNAIL_QUALITY = 80
 
@@ -208,27 +208,22 @@ def input_key(image: ImageInput) -> str:
 
 
 class InputImages(Dataset):
-    """Dataset of images from any source, with thumbnails.
+    """Item i is (i, uint8 pixels (3, crop, crop), ""), or (i, None, reason) for an unreadable image.
 
-    Item i is (i, uint8 (3, crop, crop), JPEG thumbnail, ""), or (i, None, b"", reason) for an unreadable image.
-    prepare: the network's preprocessing. thumbnail_side: longest side in pixels; 0: no thumbnail.
+    prepare: the network's preprocessing.
     """
 
-    def __init__(
-        self, images: Sequence[ImageInput], prepare: Callable[[Image.Image], Tensor], *, thumbnail_side: int = 0
-    ) -> None:
-        self.images, self.prepare, self.thumbnail_side = images, prepare, thumbnail_side
+    def __init__(self, images: Sequence[ImageInput], prepare: Callable[[Image.Image], Tensor]) -> None:
+        self.images, self.prepare = images, prepare
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, row: int) -> Prepared:
         try:
-            image = open_input(self.images[row])
-            pixels = self.prepare(image)
+            return row, self.prepare(open_input(self.images[row])), ""
         except UsageError as error:
-            return row, None, b"", str(error)
-        return row, pixels, make_thumbnail(image, self.thumbnail_side) if self.thumbnail_side else b"", ""
+            return row, None, str(error)
 
 
 def make_thumbnail(image: Image.Image, side: int) -> bytes:
@@ -240,15 +235,12 @@ def make_thumbnail(image: Image.Image, side: int) -> bytes:
     return stream.getvalue()
 
 
-def collate_readable(batch: Sequence[Prepared]) -> tuple[list[int], Tensor, list[bytes], list[tuple[int, str]]]:
-    """Batch the readable items: (rows, images (b, 3, crop, crop), thumbnails, skipped).
-
-    skipped: (row, reason) of the unreadable items.
-    """
-    readable = [(row, pixels, thumbnail) for row, pixels, thumbnail, _ in batch if pixels is not None]
-    skipped = [(row, reason) for row, pixels, _, reason in batch if pixels is None]
-    pixels = torch.stack([each for _, each, _ in readable]) if readable else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
-    return [row for row, _, _ in readable], pixels, [thumbnail for _, _, thumbnail in readable], skipped
+def collate_readable(batch: Sequence[Prepared]) -> tuple[list[int], Tensor, list[tuple[int, str]]]:
+    """(rows, pixels (b, 3, crop, crop)) of the readable images, and (row, reason) of the others."""
+    readable = [(row, pixels) for row, pixels, _ in batch if pixels is not None]
+    skipped = [(row, reason) for row, pixels, reason in batch if pixels is None]
+    pixels = torch.stack([each for _, each in readable]) if readable else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+    return [row for row, _ in readable], pixels, skipped
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,7 +120,7 @@ def _verify(file: Path) -> None:
     expected = PUBLISHED_MD5.get(file.name)
     if expected and (found := pooch.file_hash(str(file), "md5")) != expected:
         raise UsageError(
-            f"{file} is not the published {file.name}: expected MD5 {expected}, found {found}. HostCopy it again, or set "
+            f"{file} is not the published {file.name}: expected MD5 {expected}, found {found}. Fetch it again, or set "
             "verify_checksum=false for another packing (images are counted in any case)."
         )
 

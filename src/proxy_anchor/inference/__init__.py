@@ -1,1 +1,1 @@
-"""A trained network in use: checkpoint, embedder, index, retriever, export, search page."""
+"""Use of a trained network: checkpoint, embedder, index, retriever, export, page."""

@@ -1,4 +1,4 @@
-"""A trained network with its preprocessing, from whichever form it was kept in: checkpoint, run folder, exported folder."""
+"""A trained network with its preprocessing, from a checkpoint, run folder or exported folder."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "READ
 
 @dataclass(frozen=True, eq=False)
 class TrainedNet:
-    """net: in evaluation mode, on the CPU. prepare: RGB image to its uint8 pixels (3, crop, crop), as in evaluation.
+    """A network and how to prepare its images.
 
-    path: where it was read. about: plain values for people (data set, epoch, class names).
+    Attributes:
+        net: in evaluation mode, on the CPU.
+        prepare: RGB image to uint8 pixels (3, crop, crop), as in evaluation.
+        path: file or folder that it was read from.
+        about: data set, epoch, class names; plain types.
     """
 
     net: EmbeddingNet
@@ -36,7 +40,7 @@ class TrainedNet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits of every tensor and of the preprocessing: equal means equal embeddings, in whichever file it lies."""
+        """32 hex digits over all tensors and the preprocessing: equal fingerprints mean equal embeddings."""
         digest = hashlib.sha256(json.dumps(self.describe()["model"], sort_keys=True).encode())
         digest.update(f"{self.prepare.crop} {self.prepare.resize}".encode())
         for name, value in sorted(self.net.state_dict().items()):
@@ -45,7 +49,7 @@ class TrainedNet:
         return digest.hexdigest()[:32]
 
     def describe(self) -> dict[str, Any]:
-        """Plain types: how to build the network, how to prepare its images, and what it was trained on."""
+        """Model, preprocessing and training data as plain types."""
         return {
             "model": {key: value for key, value in self.net.config.items() if key != "batch_norm"},
             "images": {"crop": self.prepare.crop, "resize": self.prepare.resize, "interpolation": "bilinear"},
@@ -54,9 +58,12 @@ class TrainedNet:
 
 
 def load_trained(path: str | Path) -> TrainedNet:
-    """Read a checkpoint file, a run folder (its best.ckpt, or last.ckpt) or a folder that export.py wrote.
+    """Read a checkpoint file, a run folder or a folder of export.py.
 
-    Nothing in the files is executed. Raises UsageError when it is missing, damaged, something else, or of a newer version.
+    Nothing in the files is executed.
+
+    Raises:
+        UsageError: when it is missing, damaged, something else, or of a newer version.
     """
     path = checkpoint_of(path)
     if not path.is_dir():
@@ -108,12 +115,12 @@ def _from_export(folder: Path) -> TrainedNet:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """A folder to write into that takes the place of `folder` at the end, unless something is raised inside."""
+    """A temporary folder that replaces `folder` at the end, unless the block raises."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         yield aside
-        aside.chmod(0o755)  # mkdtemp's folders are for the owner alone
+        aside.chmod(0o755)  # mkdtemp's folders are readable by the owner only
         old = aside.with_name(f"{aside.name}-old")
         if folder.exists():
             folder.rename(old)

@@ -1,4 +1,4 @@
-"""Writing a trained network in forms that other programs read, each compared with the network before it is believed."""
+"""Export of a trained network, compared with the network."""
 
 from __future__ import annotations
 
@@ -29,19 +29,26 @@ from proxy_anchor.inference.checkpoint import (
 from proxy_anchor.models.embedding_net import EmbeddingNet
 
 TOLERANCE = 1e-4  # largest difference of an entry of a unit vector
-ONNX_FILE, TORCHSCRIPT_FILE, HEAD_FILE = "model.onnx", "model.pt", "head.safetensors"
-_BATCHES = (1, 3)  # sizes that parity is checked with: neither is the one that was exported
+ONNX_FILE, HEAD_FILE = "model.onnx", "head.safetensors"
+_BATCHES = (1, 3)  # sizes of the comparison: other ones than the exported 2
 
 
 def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
-    """Write `folder` and return the largest difference between its embeddings and the network's, at most TOLERANCE.
+    """Write `folder` and return the largest difference between its embeddings and the network's.
 
-    format: one of FORMATS. onnx: model.onnx, uint8 pixels (B, 3, crop, crop) named "images" to unit vectors (B, D) named
-    "embeddings", normalisation inside. torchscript: model.pt, the same. safetensors: model.safetensors, all tensors, for
-    `Retriever.from_pretrained`. timm: the backbone for `timm.create_model("local-dir:FOLDER", pretrained=True)`, pooling
-    and head beside it. All: config.json with what prepares an image, and the model card where the run has one.
-    Raises UsageError when the folder holds something, a package is missing, or the difference is larger: then nothing is
-    left behind.
+    Every folder holds config.json, with what prepares an image, and the model card where the run has one.
+
+    Args:
+        trained: network and preprocessing.
+        format: "onnx": model.onnx, from uint8 pixels (B, 3, crop, crop) named "images" to unit vectors (B, D) named
+            "embeddings", normalisation inside. "safetensors": model.safetensors, all tensors, for
+            `Retriever.from_pretrained`. "timm": the backbone for `timm.create_model("local-dir:FOLDER",
+            pretrained=True)`, and the head in a file of its own.
+        folder: new or empty folder.
+
+    Raises:
+        UsageError: when the folder holds something, a package is missing, or the difference exceeds TOLERANCE: then
+            nothing is left behind.
     """
     check_choice("format", format, FORMATS)
     folder = Path(folder)
@@ -57,8 +64,8 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
             difference = _difference(trained, read(aside))
         if not difference <= TOLERANCE:  # NaN is not
             raise UsageError(
-                f"format={format}: embeddings differ from the checkpoint's by {difference:.1e}, more than {TOLERANCE:.0e}; "
-                "nothing was written. Another version of the exporting package may do better."
+                f"format={format}: embeddings differ from the checkpoint's by {difference:.1e}, more than "
+                f"{TOLERANCE:.0e}; nothing was written. Another version of the exporting package may do better."
             )
         card = trained.path.parent / CARD_FILE if trained.path.is_file() else trained.path / CARD_FILE
         if card.is_file():
@@ -70,7 +77,7 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
 
 
 def _pixels(trained: TrainedNet, batch: int) -> Tensor:
-    """Made-up images (B, 3, crop, crop): coarse blocks under noise, so that deep layers see something too."""
+    """Random images (B, 3, crop, crop): coarse blocks with noise."""
     generator = torch.Generator().manual_seed(batch)
     crop = trained.prepare.crop
     blocks = F.interpolate(torch.rand(batch, 3, 4, 4, generator=generator), (crop, crop), mode="bilinear")
@@ -110,16 +117,6 @@ def _read_onnx(folder: Path) -> Callable[[Tensor], Tensor]:
     return lambda pixels: torch.from_numpy(session.run(["embeddings"], {"images": pixels.numpy()})[0])
 
 
-def _write_torchscript(trained: TrainedNet, folder: Path) -> None:
-    traced: Any = torch.jit.trace(trained.net, _pixels(trained, 2))
-    torch.jit.save(traced, folder / TORCHSCRIPT_FILE)
-
-
-def _read_torchscript(folder: Path) -> Callable[[Tensor], Tensor]:
-    loaded: Any = torch.jit.load(folder / TORCHSCRIPT_FILE)
-    return loaded
-
-
 def _save(module: nn.Module, file: Path) -> None:
     from safetensors.torch import save_file
 
@@ -138,28 +135,18 @@ def _read_safetensors(folder: Path) -> Callable[[Tensor], Tensor]:
 
 def _write_timm(trained: TrainedNet, folder: Path) -> None:
     net, crop = trained.net, trained.prepare.crop
-    backbone: Any = net.backbone
-    _save(backbone, folder / WEIGHTS_FILE)
-    _save(net.head, folder / HEAD_FILE)
-    kept = ("fixed_input_size", "first_conv", "classifier", "license")
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    config |= {
-        "architecture": net.config["backbone"].partition(".")[0],
-        "num_classes": 0,
-        "num_features": net.head.in_features,
-        "pretrained_cfg": {key: backbone.pretrained_cfg.get(key) for key in kept}
-        | {
-            "input_size": [3, crop, crop],
-            "interpolation": "bilinear",
-            "crop_pct": crop / trained.prepare.resize,
-            "crop_mode": "center",
-            "mean": net.config["mean"],
-            "std": net.config["std"],
-            "num_classes": 0,
-            "pool_size": None,
-        },
+    config["pretrained_cfg"] = {
+        "input_size": (3, crop, crop),
+        "interpolation": "bilinear",
+        "crop_pct": crop / trained.prepare.resize,
+        "crop_mode": "center",
+        "mean": net.config["mean"],
+        "std": net.config["std"],
     }
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    backbone = net.backbone.to(memory_format=torch.contiguous_format)  # the only one that safetensors takes
+    timm.models.save_for_hf(backbone, str(folder), model_config=config, safe_serialization=True)
+    _save(net.head, folder / HEAD_FILE)
 
 
 def _read_timm(folder: Path) -> Callable[[Tensor], Tensor]:
@@ -175,7 +162,6 @@ def _read_timm(folder: Path) -> Callable[[Tensor], Tensor]:
 
 FORMATS: dict[str, tuple[Callable[[TrainedNet, Path], None], Callable[[Path], Callable[[Tensor], Tensor]]]] = {
     "onnx": (_write_onnx, _read_onnx),
-    "torchscript": (_write_torchscript, _read_torchscript),
     "safetensors": (_write_safetensors, _read_safetensors),
     "timm": (_write_timm, _read_timm),
 }

@@ -1,6 +1,6 @@
-"""A set of unit vectors that can be searched, extended, thinned out and saved: exactly, or by an index of faiss.
+"""Search, addition, removal and storage of unit vectors with integer ids.
 
-An index of faiss decides which neighbours are found; their similarities are computed from the vectors, exactly.
+An index of faiss finds the neighbours; their similarities are computed exactly from the vectors.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ VECTORS_FILE, FAISS_FILE = "embeddings.npy", "index.faiss"
 
 
 class VectorIndex:
-    """Vectors under integer ids.
+    """Unit vectors with integer ids.
 
     Args:
-        dim: D. kind: "exact", or a string that `faiss.index_factory` takes, with faiss's own settings ("HNSW32",
-            "IVF1024,PQ32"). engine: of exact search, see `resolve_engine`. device: where exact search keeps the vectors.
+        dim: D.
+        kind: "exact", or a string of `faiss.index_factory` ("HNSW32", "IVF1024,PQ32").
+        engine: of exact search, see `resolve_engine`.
+        device: of the vectors in exact search.
 
     Attributes:
-        ids: (n,) int64, increasing. vectors: (n, D) float32 unit rows.
+        ids: (n,) int64, increasing.
+        vectors: (n, D) float32.
+
+    Raises:
+        UsageError: when faiss is needed and not installed, or does not accept `kind`.
     """
 
     def __init__(
@@ -46,7 +52,7 @@ class VectorIndex:
         self._on_device: Tensor | None = None
         self._faiss: Any = None
         if self.kind != "exact":
-            self._empty_faiss()  # refuses what faiss does not know before an image is read
+            self._empty_faiss()  # refuses an unknown kind before an image is read
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -57,7 +63,7 @@ class VectorIndex:
         return self.vectors.shape[1]
 
     def add(self, ids: np.ndarray, vectors: Tensor | np.ndarray) -> None:
-        """Add rows (n, D) of any float type under new ids (n,), larger than all there are."""
+        """Add rows (n, D) with increasing new ids (n,)."""
         rows = as_rows(vectors, "vectors")
         check_same_dim(rows, self.vectors)
         if len(ids) != len(rows) or (len(self) and ids.min() <= self.ids.max()) or (np.diff(ids) <= 0).any():
@@ -66,7 +72,7 @@ class VectorIndex:
         self._set(np.concatenate([self.ids, ids]), torch.cat([self.vectors, unit]) if len(self) else unit)
 
     def remove(self, ids: np.ndarray) -> None:
-        """Forget these ids; those that are not there are passed over."""
+        """Remove these ids; unknown ones are ignored."""
         kept = np.flatnonzero(~np.isin(self.ids, ids))
         if len(kept) < len(self):
             self._set(self.ids[kept], self.vectors[torch.from_numpy(kept)])
@@ -76,11 +82,11 @@ class VectorIndex:
         self._on_device = self._faiss = None
 
     def get(self, ids: np.ndarray) -> Tensor:
-        """(n, D) vectors of ids that are there."""
+        """(n, D) vectors of present ids."""
         return self.vectors[torch.from_numpy(np.searchsorted(self.ids, ids))]
 
     def search(self, queries: Tensor | np.ndarray, k: int) -> tuple[Tensor, np.ndarray]:
-        """The K most similar vectors of each row of `queries` (Q, D): similarities (Q, K) on the CPU, ids (Q, K).
+        """(Q, K) similarities on the CPU and (Q, K) ids of the nearest vectors.
 
         Raises UsageError when the index is empty, K is larger than it, D differs, or a query holds NaN or infinity.
         """
@@ -112,7 +118,7 @@ class VectorIndex:
         return similarities, found
 
     def build(self) -> None:
-        """Train and fill faiss's index, where one is asked for and there is none. UsageError when faiss cannot."""
+        """Build the index of faiss if it is missing; UsageError on failure."""
         if self.kind == "exact" or self._faiss is not None:
             return
         index, vectors = self._empty_faiss(), self.vectors.numpy()
@@ -121,7 +127,8 @@ class VectorIndex:
             index.add(vectors)
         except RuntimeError as error:
             raise UsageError(
-                f"kind={self.kind}: faiss cannot build it from {len(self):,} vectors ({_reason(error)}); use kind=exact."
+                f"kind={self.kind}: faiss cannot build it from {len(self):,} vectors ({_reason(error)}); "
+                "use kind=exact."
             ) from error
         self._faiss = index
 
@@ -134,8 +141,8 @@ class VectorIndex:
             return faiss.index_factory(self.dim, self.kind, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
             raise UsageError(
-                f"kind={self.kind}: expected exact, or what faiss.index_factory takes for D={self.dim}, such as HNSW32 "
-                f"({_reason(error)})."
+                f"kind={self.kind}: expected exact, or a string of faiss.index_factory for D={self.dim}, such as "
+                f"HNSW32 ({_reason(error)})."
             ) from error
 
     def save(self, folder: Path) -> None:
@@ -148,13 +155,14 @@ class VectorIndex:
             faiss.write_index(self._faiss, str(folder / FAISS_FILE))
 
     def load(self, folder: Path, ids: np.ndarray) -> None:
-        """Fill an empty index from what `save` wrote, for these ids (n,).
+        """Fill an empty index with ids (n,) from the files of `save`.
 
-        Raises UsageError when files are missing, damaged or of another size.
+        Raises:
+            UsageError: when files are missing, damaged or of another size.
         """
         file, dim = folder / VECTORS_FILE, self.dim
         try:
-            # Mapped, not read: an approximate search touches few rows. Copy on write, which torch asks for.
+            # Memory-mapped: an approximate search reads few rows. Copy-on-write: torch needs a writable array.
             self._set(ids, torch.from_numpy(np.load(file, mmap_mode="c", allow_pickle=False)))
             if self.kind != "exact":
                 import faiss
@@ -168,5 +176,5 @@ class VectorIndex:
 
 
 def _reason(error: Exception) -> str:
-    """The last part of faiss's messages, which begin with file and function, on one line."""
+    """The message of faiss on one line, without file and function."""
     return " ".join(str(error).split()).rpartition(": ")[2]

@@ -1,10 +1,8 @@
-"""A trained network as a search engine for images: index, search, keep."""
+"""A trained network as a search engine for images: index, search, save."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,104 +12,78 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxy_anchor.data.images import ImageInput, class_folders, find_images, input_key
+from proxy_anchor.data.images import ImageInput, class_folders, find_images, input_key, make_thumbnail, read_rgb
 from proxy_anchor.data.table import shorten
-from proxy_anchor.errors import UsageError, check_choice, check_int
+from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.inference.checkpoint import TrainedNet, load_trained, written_whole
 from proxy_anchor.inference.embedder import Embedder
+from proxy_anchor.inference.hits import Hit
 from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.retrieval.reranking import RERANKINGS, rerank
 from proxy_anchor.retrieval.search import check_k
 from proxy_anchor.retrieval.threshold import Threshold, calibrate_threshold
 
-INDEX_FORMAT = 2
-INDEX_FILE, THUMBNAILS_FILE = "index.json", "thumbnails.bin"
-_RERANKED = 100  # nearest neighbours, at least, whose order re-ranking may change
+INDEX_FORMAT = 3
+INDEX_FILE = "index.json"
+_RERANKED = 100  # nearest neighbours, at least, that re-ranking reorders
+_THUMBNAIL_PX = 112
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One neighbour. similarity: cosine, in [-1, 1]. is_match: at or above the calibrated threshold, None without one."""
-
-    id: int
-    name: str
-    label: str | None
-    similarity: float
-    is_match: bool | None = None
-
-
-@dataclass(frozen=True, eq=False)
 class Item:
-    """One image of the gallery. name: its path, or what the caller named it. key: see `input_key`."""
+    """One image of the gallery; key: see `input_key`."""
 
     name: str
     label: str | None
     key: str
-    thumbnail: bytes | memoryview
 
 
 class Retriever:
-    """Finds the images of a gallery that are most similar to a query, by cosine similarity of embeddings.
+    """Finds the gallery images most similar to a query, by cosine similarity.
 
     Images are paths, encoded files' bytes, (H, W, 3) uint8 arrays or Pillow images; they are prepared as in evaluation.
 
-        retriever = Retriever.from_checkpoint("runs/NAME/best.ckpt").index("my_pictures")
+        retriever = Retriever.from_pretrained("runs/NAME").index("my_pictures")
         for hit in retriever.search("query.jpg", k=5)[0]:
             print(hit.similarity, hit.label, hit.name)
 
     Args:
-        trained: network and preprocessing, see `load_trained`. kind: see `VectorIndex`. engine: of exact search, see
-            `resolve_engine`. thumbnail_side: longest side of the small pictures that are kept with the index, in pixels; 0
-            keeps none. embedding: device, batch_size, num_workers, precision; see `Embedder`.
+        trained: network and preprocessing, see `load_trained`.
+        kind: see `VectorIndex`.
+        engine: of exact search, see `resolve_engine`.
+        embedding: device, batch_size, num_workers, precision; see `Embedder`.
 
     Attributes:
-        skipped: (name, reason) of the images that the latest `index` or `add` could not read.
+        items: {id: image of the gallery}; ids increase and are never reused.
+        skipped: (name, reason) of the images that the latest `index`, `add` or `update` could not read.
         threshold: set by `calibrate`, saved with the index.
     """
 
-    def __init__(
-        self,
-        trained: TrainedNet,
-        *,
-        kind: str = "exact",
-        engine: str = "auto",
-        thumbnail_side: int = 96,
-        **embedding: Any,
-    ) -> None:
-        check_int("thumbnail_side", thumbnail_side, 0)
+    def __init__(self, trained: TrainedNet, *, kind: str = "exact", engine: str = "auto", **embedding: Any) -> None:
         self.embedder = Embedder(trained, **embedding)
-        self.kind, self.engine, self.thumbnail_side = kind, engine, thumbnail_side
+        self.kind, self.engine = kind, engine
         self._clear()
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: str | Path, **options: Any) -> Retriever:
-        """From a best.ckpt or last.ckpt of train.py. Options: the arguments of the class."""
-        return cls(load_trained(checkpoint), **options)
+    def from_pretrained(cls, path: str | Path, **options: Any) -> Retriever:
+        """From a checkpoint, a run folder, or a folder that `export.py format=safetensors` wrote.
 
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, **options: Any) -> Retriever:
-        """From a run folder, or a folder that `export.py format=safetensors` wrote. Options: the arguments of the class."""
-        if not Path(folder).is_dir():
-            raise UsageError(f"{folder}: no such folder; pass a run folder or a folder written by export.py.")
-        return cls(load_trained(folder), **options)
+        options: the arguments of the class.
+        """
+        return cls(load_trained(path), **options)
 
     def _clear(self) -> None:
         self._index = VectorIndex(
             self.embedder.embedding_dim, kind=self.kind, engine=self.engine, device=self.embedder.device
         )
-        self._items: dict[int, Item] = {}
+        self.items: dict[int, Item] = {}
         self._ids: dict[str, int] = {}
         self._next_id = 0
         self.skipped: list[tuple[str, str]] = []
         self.threshold: Threshold | None = None
 
     def __len__(self) -> int:
-        return len(self._items)
-
-    @property
-    def items(self) -> dict[int, Item]:
-        """The gallery's images by id; ids grow and are never used again."""
-        return self._items
+        return len(self.items)
 
     @property
     def embeddings(self) -> tuple[np.ndarray, Tensor]:
@@ -119,14 +91,14 @@ class Retriever:
         return self._index.ids, self._index.vectors
 
     def id_of(self, name: str | Path) -> int:
-        """The id of an image of the gallery. UsageError when it has none of that name."""
+        """The id of the gallery image of that name; UsageError when there is none."""
         if str(name) not in self._ids:
             raise UsageError(f"{name} is not in the gallery.")
         return self._ids[str(name)]
 
     def embed(self, images: ImageInput | Sequence[ImageInput], *, progress: bool = False) -> Tensor:
-        """(N, D) float32 unit vectors on the CPU. UsageError names the images that cannot be read."""
-        batch = _as_list(images)
+        """(N, D) float32 unit vectors on the CPU; UsageError for an unreadable image."""
+        batch: Sequence[Any] = images if isinstance(images, (list, tuple)) else [images]
         done = self.embedder.embed(batch, progress=progress)
         if done.skipped:
             raise UsageError(f"{len(done.skipped)} of {len(batch)} images: {done.skipped[0][1]}")
@@ -135,7 +107,7 @@ class Retriever:
     def index(
         self, images: str | Path | Sequence[ImageInput], labels: Sequence[str | None] | None = None, **options: Any
     ) -> Retriever:
-        """Make these images the gallery, in place of what there was; returns itself. Arguments: see `add`."""
+        """Replace the gallery by these images; returns itself. Arguments: see `add`."""
         self._clear()
         self.add(images, labels, **options)
         return self
@@ -149,13 +121,20 @@ class Retriever:
         shards: str | Path | None = None,
         progress: bool = True,
     ) -> list[int]:
-        """Add images to the gallery and return their ids; one of the same name is replaced.
+        """Add images to the gallery; one of the same name is replaced.
 
-        images: a folder (searched through; where every image is in a sub-folder, those are the labels), or a sequence.
-        labels: (N,) classes, None for unknown. names: (N,) how to call images that are no paths; must differ.
-        shards: folder of finished parts: the same call after an interruption embeds only the rest (see `Embedder.embed`).
-        Images that cannot be read are left out and listed in `skipped`.
-        Raises UsageError when none can be read, or lengths differ.
+        Args:
+            images: a folder, whose sub-folders are the labels where every image is in one; or a sequence.
+            labels: (N,) classes, None for unknown.
+            names: (N,) different names for images that are not paths.
+            shards: folder for finished parts of an interrupted call, see `Embedder.embed`.
+            progress: see `Embedder.embed`.
+
+        Returns:
+            Their ids. Unreadable images are left out and listed in `skipped`.
+
+        Raises:
+            UsageError: when none can be read, lengths differ, or two names are equal.
         """
         images, labels = _as_gallery(images, labels)
         for what, values in {"labels": labels, "names": names}.items():
@@ -165,7 +144,8 @@ class Retriever:
         if len(set(called)) < len(called):
             twice = next(name for name in called if called.count(name) > 1)
             raise UsageError(f"{twice} is there twice: every image of the gallery needs a name of its own.")
-        done = self.embedder.embed(images, shards=shards, thumbnail_side=self.thumbnail_side, progress=progress)
+        keys = [input_key(image) for image in images]
+        done = self.embedder.embed(images, shards=shards, progress=progress)
         self.skipped = [(called[row], reason) for row, reason in done.skipped]
         if not done.rows:
             raise UsageError(f"none of the {len(images)} images can be read: {shorten([r for _, r in self.skipped])}")
@@ -173,65 +153,55 @@ class Retriever:
         ids = np.arange(self._next_id, self._next_id + len(done.rows))
         self._next_id += len(ids)
         self._index.add(ids, done.embeddings)
-        for number, row in enumerate(done.rows):
+        for id_, row in zip(ids.tolist(), done.rows, strict=True):
             label = None if labels is None or labels[row] is None else str(labels[row])
-            key = done.keys[number] or input_key(images[row])
-            self._items[int(ids[number])] = Item(called[row], label, key, done.thumbnails[number])
-            self._ids[called[row]] = int(ids[number])
+            self.items[id_] = Item(called[row], label, keys[row])
+            self._ids[called[row]] = id_
         return ids.tolist()
 
-    def remove(self, names: str | Path | int | Iterable[str | Path | int]) -> int:
-        """Take images out of the gallery, by name or id; returns how many. UsageError for one that is not there."""
-        wanted = [names] if isinstance(names, (str, Path, int, np.integer)) else list(names)
-        ids = {each if isinstance(each, (int, np.integer)) else self.id_of(each) for each in wanted}
-        for each in ids:
-            self._require_id(each)
-        self._index.remove(np.array(sorted(ids), dtype=np.int64))
-        for each in ids:
-            del self._ids[self._items.pop(int(each)).name]
-        return len(ids)
-
-    def _require_id(self, id_: int) -> None:
-        if id_ not in self._items:
-            raise UsageError(f"id {id_} is not in the gallery.")
+    def remove(self, names: str | Path | Iterable[str | Path]) -> int:
+        """Remove images by name; returns how many. UsageError for an unknown name."""
+        wanted = {self.id_of(name) for name in ([names] if isinstance(names, (str, Path)) else names)}
+        self._index.remove(np.array(sorted(wanted), dtype=np.int64))
+        for id_ in wanted:
+            del self._ids[self.items.pop(id_).name]
+        return len(wanted)
 
     def update(self, folder: str | Path, *, shards: str | Path | None = None, progress: bool = True) -> tuple[int, int]:
-        """Bring the gallery in line with a folder: (added or changed, removed), the latter with those unreadable by now.
+        """Bring the gallery in line with a folder, classes included.
 
-        Unreadable ones: see `skipped`. Classes follow the folder too: where every image is in a sub-folder by now, or no longer.
+        Returns:
+            Number of added or changed images, and of removed ones, which include those that became unreadable.
         """
         paths, labels = _as_gallery(folder, None)
-        assert labels is not None
-        present = {str(path) for path in paths}
-        gone = [name for name in self._ids if name not in present]
-        new = [
-            (path, label)
-            for path, label in zip(paths, labels, strict=True)
-            if str(path) not in self._ids or self._items[self._ids[str(path)]].key != input_key(path)
-        ]
-        self.skipped = []
+        classes = dict(zip(map(str, paths), labels or (), strict=True))
+        gone = [name for name in self._ids if name not in classes]
         self.remove(gone)
+        new = [name for name in classes if name not in self._ids or self.items[self._ids[name]].key != input_key(name)]
+        self.skipped = []
         if new:
             try:
-                self.add([p for p, _ in new], [label for _, label in new], shards=shards, progress=progress)
+                self.add(new, shards=shards, progress=progress)
             except UsageError:
                 if not len(self) or len(self.skipped) < len(new):
-                    raise  # otherwise: nothing new can be read, and the rest of the gallery is still there
+                    raise  # otherwise all new images are unreadable, and the rest of the gallery remains
         spoilt = [name for name, _ in self.skipped if name in self._ids]
         self.remove(spoilt)
-        gone += spoilt
-        for path, label in zip(paths, labels, strict=True):
-            if (id_ := self._ids.get(str(path))) is not None:
-                self._items[id_] = replace(self._items[id_], label=label)
-        return len(new) - len(self.skipped), len(gone)
+        self.items = {id_: replace(item, label=classes[item.name]) for id_, item in self.items.items()}
+        return len(new) - len(self.skipped), len(gone) + len(spoilt)
 
     def search(
         self, images: ImageInput | Sequence[ImageInput], k: int = 10, *, reranking: str = "none"
     ) -> list[list[Hit]]:
-        """The K most similar gallery images of each query, most similar first. One query is a list of one.
+        """The K most similar gallery images of each query, most similar first.
 
-        reranking: "none", "query_expansion" or "k_reciprocal", which reorders the 100 nearest (or 5 K, if more).
-        Raises UsageError when a query cannot be read, the gallery is empty, or K is larger than it.
+        Args:
+            images: one query, or a list or tuple of queries.
+            k: neighbours per query.
+            reranking: "none", "query_expansion" or "k_reciprocal", which reorders the 100 nearest (or 5 K, if more).
+
+        Raises:
+            UsageError: when a query is unreadable, the gallery is empty, or K is larger than it.
         """
         return self.search_embeddings(self.embed(images), k, reranking=reranking)
 
@@ -260,196 +230,107 @@ class Retriever:
         ]
 
     def search_item(self, id_: int, k: int = 10) -> list[Hit]:
-        """The neighbours of an image of the gallery, without itself. UsageError for an unknown id, or K too large."""
-        self._require_id(id_)
+        """The neighbours of a gallery image, without itself."""
+        if id_ not in self.items:
+            raise UsageError(f"id {id_} is not in the gallery.")
         check_k(k, len(self), exclude_self=True)
-        # Among exact duplicates the image itself need not come first, and need not be listed at all.
+        # Among exact duplicates the image itself need not come first, nor be found at all.
         hits = self.search_embeddings(self._index.get(np.array([id_])), k + 1)[0]
         return [hit for hit in hits if hit.id != id_][:k]
 
     def _hit(self, id_: int, similarity: float) -> Hit:
-        item = self._items[id_]
+        item = self.items[id_]
         match = None if self.threshold is None else similarity >= self.threshold.similarity
         return Hit(id_, item.name, item.label, similarity, match)
 
     def thumbnail(self, id_: int) -> bytes:
-        """The small JPEG picture of a gallery image; b"" when none was kept."""
-        return bytes(self._items[id_].thumbnail)
+        """A small JPEG of a gallery image's file; b"" if unreadable."""
+        try:
+            return make_thumbnail(read_rgb(Path(self.items[id_].name)), _THUMBNAIL_PX)
+        except UsageError:
+            return b""
 
-    def calibrate(
-        self,
-        false_accept_rate: float = 0.001,
-        images: str | Path | Sequence[ImageInput] | None = None,
-        labels: Sequence[str | None] | None = None,
-    ) -> Threshold:
-        """Choose from which similarity on a hit is a match, on labelled images or, without any, on the labelled gallery.
+    def calibrate(self, false_accept_rate: float = 0.001) -> Threshold:
+        """Choose the similarity of a match on the gallery's labelled images.
 
-        See `calibrate_threshold` for the rate, and for what labels it needs.
+        See `calibrate_threshold` for the rate, and for the labels it needs.
         """
-        if images is None:
-            ids, table = self.embeddings
-            labels = [self._items[each].label for each in ids.tolist()]
-        else:
-            images, labels = _as_gallery(images, labels)
-            done = self.embedder.embed(images)
-            labels, table = [(labels or [None] * len(images))[row] for row in done.rows], done.embeddings
+        ids, vectors = self.embeddings
+        labels = [self.items[each].label for each in ids.tolist()]
         known = [row for row, label in enumerate(labels) if label is not None]
         if not known:
             raise UsageError("a threshold needs labelled images: put those of each class in a sub-folder of their own.")
         _, numbers = np.unique([str(labels[row]) for row in known], return_inverse=True)
-        self.threshold = calibrate_threshold(table[known], numbers, false_accept_rate=false_accept_rate)
+        self.threshold = calibrate_threshold(vectors[known], numbers, false_accept_rate=false_accept_rate)
         return self.threshold
 
     def save(self, folder: str | Path) -> None:
-        """Write the index to a folder: index.json, embeddings.npy (and index.faiss), thumbnails.bin.
+        """Write index.json and embeddings.npy (and index.faiss), under a temporary name first.
 
-        Written aside and renamed, so that no reader sees half of one. Raises UsageError when the folder holds something
-        else than an index, or the gallery is empty.
+        Raises:
+            UsageError: when the folder holds something else than an index, or the gallery is empty.
         """
-        folder = Path(folder).resolve()  # a link stays one, and what it leads to is replaced
+        folder = Path(folder).resolve()  # a link stays, and its target is replaced
         if not len(self):
             raise UsageError("the gallery is empty: there is no index to save.")
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} holds something else than an index: choose another folder.")
-        with written_whole(folder) as aside:
-            self._write(aside)
-
-    def _write(self, folder: Path) -> None:
-        self._index.save(folder)
-        ids = self._index.ids.tolist()
-        with (folder / THUMBNAILS_FILE).open("wb") as stream:
-            for each in ids:
-                stream.write(self._items[each].thumbnail)
-        rows = [
-            [each, item.name, item.label, item.key, len(item.thumbnail)]
-            for each, item in ((each, self._items[each]) for each in ids)
-        ]
         content = {
             "format": INDEX_FORMAT,
             "model": self.embedder.trained.fingerprint,
-            "dim": self._index.dim,
             "kind": self.kind,
-            "thumbnail_side": self.thumbnail_side,
             "next_id": self._next_id,
             "threshold": None if self.threshold is None else asdict(self.threshold),
-            "columns": ["id", "name", "label", "key", "thumbnail_bytes"],
-            "images": rows,
+            "columns": ["id", "name", "label", "key"],
+            "images": [[id_, *vars(self.items[id_]).values()] for id_ in self._index.ids.tolist()],
         }
-        (folder / INDEX_FILE).write_text(json.dumps(content), encoding="utf-8")
+        with written_whole(folder) as aside:
+            self._index.save(aside)
+            (aside / INDEX_FILE).write_text(json.dumps(content), encoding="utf-8")
 
     def load(self, folder: str | Path) -> Retriever:
-        """Take over an index that `save` wrote; returns itself.
+        """Replace the gallery by an index that `save` wrote; returns itself.
 
-        Raises UsageError when it is missing, damaged, of another version, or was made by another model.
+        Raises:
+            UsageError: when it is missing, damaged, of another version, or made by another model.
         """
         folder = Path(folder)
         file = folder / INDEX_FILE
         damaged = UsageError(f"{file} is damaged: build the index again.")
         if not file.is_file():
             raise UsageError(f"{folder} holds no index ({INDEX_FILE} is missing): make one from a gallery first.")
+        own = self.embedder.trained.fingerprint
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["format"] != INDEX_FORMAT:
                 raise UsageError(
-                    f"{folder} has index format {content['format']}; this version reads {INDEX_FORMAT}: build the index again."
+                    f"{folder} has index format {content['format']}; this version reads {INDEX_FORMAT}: "
+                    "build the index again."
                 )
-            if content["dim"] != self.embedder.embedding_dim:
+            if content["model"] != own:
                 raise UsageError(
-                    f"{folder} holds embeddings of D={content['dim']}, and this model's have D={self.embedder.embedding_dim}: "
-                    "use the model that made the index, or build it again."
+                    f"{folder} was made by another model ({str(content['model'])[:8]}, this one is {own[:8]}): "
+                    "use that model, or build the index again."
                 )
-            if content["model"] != self.embedder.trained.fingerprint:
-                raise UsageError(
-                    f"{folder} was made by another model ({str(content['model'])[:8]}, this one is "
-                    f"{self.embedder.trained.fingerprint[:8]}): use that model, or build the index again."
-                )
-            rows = [(id_, str(name), label, str(key), int(size)) for id_, name, label, key, size in content["images"]]
-            ids = np.array([row[0] for row in rows], dtype=np.int64)
+            items = {id_: Item(str(name), label, str(key)) for id_, name, label, key in content["images"]}
+            ids = np.array(list(items), dtype=np.int64)
             threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
-            kind, thumbnail_side, next_id = content["kind"], content["thumbnail_side"], content["next_id"]
+            kind, next_id = content["kind"], content["next_id"]
             if (np.diff(ids, append=next_id) <= 0).any():
                 raise damaged
         except UsageError:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise damaged from error
-        thumbnails, size = folder / THUMBNAILS_FILE, sum(row[-1] for row in rows)
-        if size != (thumbnails.stat().st_size if thumbnails.is_file() else 0):
-            raise UsageError(f"{thumbnails} is damaged: build the index again.")
-        packed = memoryview(np.memmap(thumbnails, mode="r").data) if size else memoryview(b"")
-        self.kind, self.thumbnail_side = kind, thumbnail_side
+        self.kind = kind
         self._clear()
         self._index.load(folder, ids)
+        self.items, self._ids = items, {item.name: id_ for id_, item in items.items()}
         self.threshold, self._next_id = threshold, next_id
-        start = 0
-        for id_, name, label, key, size in rows:
-            self._items[id_] = Item(name, label, key, packed[start : start + size])
-            self._ids[name] = id_
-            start += size
         return self
 
     def _name(self, image: ImageInput, row: int) -> str:
         return str(image) if isinstance(image, (str, Path)) else f"image {self._next_id + row}"
-
-
-def open_index(
-    checkpoint: str | Path, gallery: str | Path | None, index: str | Path | None, **options: Any
-) -> Retriever:
-    """A retriever over a gallery folder, an index folder, or an index that is brought in line with its gallery.
-
-    gallery None: the index as it is. index None: nothing is kept. Unreadable images and what changed are printed.
-    options: the arguments of `Retriever`. Raises UsageError as `Retriever.index` and `Retriever.load` do.
-    """
-    retriever = Retriever(load_trained(checkpoint), **options)
-    if index is None:
-        if gallery is None:
-            raise UsageError("name a gallery folder, an index folder, or both.")
-        retriever.index(gallery)
-        report_skipped(retriever.skipped)
-    else:
-        index = Path(index)
-        if gallery is None or (index / INDEX_FILE).is_file():
-            retriever.load(index)
-        if gallery is not None:
-            shards = index.with_name(f".{index.name}.parts")
-            added, removed = retriever.update(gallery, shards=shards)
-            report_skipped(retriever.skipped)
-            if added or removed:
-                retriever.save(index)
-                print(f"index {index}: {added:,} images added or changed, {removed:,} removed")
-            shutil.rmtree(shards, ignore_errors=True)
-    print(f"gallery: {len(retriever):,} images", flush=True)
-    return retriever
-
-
-def report_skipped(skipped: Sequence[tuple[str, str]]) -> None:
-    """Print how many images could not be read, and each of them with its reason."""
-    if skipped:
-        print(f"{len(skipped)} images cannot be read and are left out:")
-        for name, reason in skipped:
-            print(f"  {reason if name in reason else f'{name}: {reason}'}", flush=True)
-
-
-def vote(hits: Sequence[Hit]) -> tuple[str | None, float]:
-    """(class, share of the votes): every labelled hit votes for its class with its similarity, if that is positive.
-
-    Among equals the class of the nearer hit wins. (None, 0.0) when no hit has a label.
-    """
-    votes: dict[str, float] = defaultdict(float)
-    for hit in hits:
-        if hit.label is not None:
-            votes[hit.label] += max(hit.similarity, 0.0)
-    if not votes:
-        return None, 0.0
-    winner = max(votes, key=lambda name: votes[name])  # the first of equals, and hits come nearest first
-    total = sum(votes.values())
-    return winner, votes[winner] / total if total else 1 / len(votes)
-
-
-def _as_list(images: ImageInput | Sequence[ImageInput]) -> Sequence[ImageInput]:
-    if isinstance(images, (list, tuple)):
-        return images
-    return [images]  # type: ignore[list-item]
 
 
 def _as_gallery(

@@ -36,7 +36,7 @@ def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.
         config = timm.models.get_pretrained_cfg(name)
         source = (config and (config.hf_hub_id or config.url)) or "published weights"
         raise UsageError(
-            f"the pretrained weights of {name} cannot be loaded from {source} ({reason_of(error)[:300]}). HostCopy "
+            f"the pretrained weights of {name} cannot be loaded from {source} ({reason_of(error)[:300]}). Fetch "
             "that file elsewhere and pass backbone.weights=FILE, or train from scratch with backbone.pretrained=false."
         ) from error
 
@@ -57,7 +57,7 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
         if not digest.startswith(wanted[1]):
             raise UsageError(
                 f"backbone.weights={file} is incomplete or changed: its SHA-256 starts with "
-                f"{digest[: len(wanted[1])]} instead of {wanted[1]}. HostCopy {url} again, or rename the file if the "
+                f"{digest[: len(wanted[1])]} instead of {wanted[1]}. Fetch {url} again, or rename the file if the "
                 "weights are your own."
             )
     # timm's convention: the module of a network converts the published file.

@@ -1,7 +1,7 @@
-"""The paper's figures from run folders, one function each, which `save_figure` writes.
+"""The paper's figures from finished runs.
 
-Every point is the selected epoch's Recall@K in percent: the mean over the runs that differ in nothing but the seed, with a
-bar of one standard deviation where there are several.
+Every point is the Recall@K of the selected epoch in percent: the mean over the runs that differ only in the seed,
+with an error bar of one standard deviation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import matplotlib
@@ -31,29 +30,17 @@ from proxy_anchor.reports.runs import (
     told_apart,
 )
 
-# Okabe and Ito's colours stay apart for every kind of colour vision; the line's form tells them apart in grey.
+# Okabe and Ito's colours, distinct for every kind of colour vision; the line style tells them apart in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-_FORMS = ("-", "--", "-.", ":")
-_LABELS = {"epoch": "epoch", "seconds": "training time in seconds (evaluation not counted)"}
-DIMENSION, BATCH_SIZE, IMAGE_SIZE = "embedding_dim", "data.batch_size", "dataset.images.crop"
-# The side to which an image is resized goes with the crop that is taken of it.
-_FOLLOWS = {IMAGE_SIZE: ("dataset.images.resize", "dataset.load.image_size")}
 _MARKERS = "os^Dv<>P"
+_STYLES = ("-", "--", "-.", ":")
+_LABELS = {"epoch": "epoch", "seconds": "training time in seconds (without evaluation)"}
 
-
-def recall_by_dimension(runs: Sequence[Run], *, k: int = 1) -> Figure:
-    """Recall@k against the embedding dimension, on a logarithmic axis (the paper's fig:embedding_dim)."""
-    return _recall_by(runs, DIMENSION, "embedding dimension", k=k)
-
-
-def recall_by_batch_size(runs: Sequence[Run], *, k: int = 1) -> Figure:
-    """Recall@k against the images per step (the paper's tab:batch_size_fine and tab:batch_size_large)."""
-    return _recall_by(runs, BATCH_SIZE, "batch size", k=k)
-
-
-def recall_by_image_size(runs: Sequence[Run], *, k: int = 1) -> Figure:
-    """Recall@k against the side of the crop in pixels (the paper's tab:eval_cub_cars_supp)."""
-    return _recall_by(runs, IMAGE_SIZE, "image side in pixels", k=k)
+# Figures over one setting: axis label and setting.
+VARIED = {
+    "recall_by_dimension": ("embedding dimension", "embedding_dim"),
+    "recall_by_batch_size": ("batch size", "data.batch_size"),
+}
 
 
 def _name(run: Run) -> str:
@@ -61,166 +48,145 @@ def _name(run: Run) -> str:
     return f"{run.data_name}, {method_name(config)}, {backbone_abbreviation(backbone_name(config))}"
 
 
-def _series(runs: Sequence[Run], key: str, k: int) -> dict[str, dict[float, Spread]]:
-    """{name: {value of key: spread}} of runs that are alike in all else, where at least two values were run."""
-    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
+    """Recall@k against one setting: a line per group of otherwise equal runs.
+
+    Args:
+        figure: a name in VARIED.
+        runs: finished runs.
+        k: K of Recall@K.
+
+    Raises:
+        UsageError: when no two runs differ in that setting alone.
+    """
+    label, key = VARIED[figure]
+    lines: dict[tuple[str, str], dict[float, list[float]]] = {}
     for run in runs:
-        series = found.setdefault((identity(run, key, *_FOLLOWS.get(key, ())), _name(run)), {})
-        series.setdefault(settings(run.config)[key], []).append(run.recall(k))
-    lines: dict[str, dict[float, Spread]] = {}
-    for (_, name), series in found.items():
-        spreads = {value: Spread.of(each) for value, each in sorted(series.items())}
-        if len(spreads) > 1:
-            number = sum(each.partition(" (")[0] == name for each in lines)
-            lines[f"{name} ({number + 1})" if number else name] = {v: s for v, s in spreads.items() if s is not None}
-    return lines
-
-
-def _recall_by(runs: Sequence[Run], key: str, label: str, *, k: int) -> Figure:
-    series = _series(runs, key, k)
-    if not series:
+        line = lines.setdefault((identity(run, key), _name(run)), {})
+        line.setdefault(settings(run.config)[key], []).append(run.recall(k))
+    drawn = [(name, dict(sorted(line.items()))) for (_, name), line in lines.items() if len(line) > 1]
+    if not drawn:
         raise UsageError(f"no two of these runs differ in {key} alone: there is nothing to draw.")
-    figure, axes = empty_figure()
-    for index, (name, spreads) in enumerate(series.items()):
-        x = list(spreads)
+    made, axes = empty_figure()
+    for index, (name, line) in enumerate(drawn):
+        spreads = [spread for spread in map(Spread.of, line.values()) if spread is not None]
         axes.errorbar(
-            x,
-            [each.mean for each in spreads.values()],
-            [each.deviation or 0.0 for each in spreads.values()],
+            list(line),
+            [each.mean for each in spreads],
+            [each.deviation or 0.0 for each in spreads],
             color=COLOURS[index % len(COLOURS)],
             marker=_MARKERS[index % len(_MARKERS)],
             capsize=3,
-            label=f"{name} (n = {'-'.join(map(str, sorted({each.n for each in spreads.values()})))})",
+            label=f"{name} (n = {'-'.join(map(str, sorted({each.n for each in spreads})))})",
         )
-    ticks = sorted({value for spreads in series.values() for value in spreads})
-    if key == DIMENSION:
+    ticks = sorted({value for _, line in drawn for value in line})
+    if key == "embedding_dim":
         axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axes.minorticks_off()
     axes.set(xlabel=label, ylabel=f"Recall@{k} (%)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small")
-    return figure
+    return made
 
 
 def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
-    """Recall@k as a heat map over Proxy-Anchor's alpha (scale) and delta (margin), the paper's fig:hyper_params.
+    """Recall@k as a heat map over Proxy-Anchor's alpha and delta (the paper's fig:hyper_params).
 
-    Of runs that are alike in all else; where several such families were run, the one with most pairs of values.
-    Raises UsageError unless at least two alphas and two deltas were run.
+    Shows the group of runs that are equal in all other settings with the most pairs of values.
+
+    Raises:
+        UsageError: for fewer than two alphas or two deltas.
     """
-    families: dict[str, dict[tuple[float, float], list[float]]] = {}
-    names = {}
-    for run in runs:
-        if method_name(run.config) == "Proxy-Anchor":
-            family, loss = identity(run, "loss.alpha", "loss.delta"), run.config["loss"]
-            pair = (float(loss["alpha"]), float(loss["delta"]))
-            families.setdefault(family, {}).setdefault(pair, []).append(run.recall(k))
-            names[family] = f"{_name(run)}, {run.config['embedding_dim']}-d"
-    largest = max(families, key=lambda family: len(families[family]), default="")
-    found = families.get(largest, {})
-    alphas, deltas = (sorted({key[axis] for key in found}) for axis in (0, 1))
-    if len(alphas) < 2 or len(deltas) < 2:
+    from pandas import DataFrame  # takes half a second to import, and train.py does not need it
+
+    rows = [
+        {
+            "group": identity(run, "loss.alpha", "loss.delta"),
+            "alpha": float(run.config["loss"]["alpha"]),
+            "delta": float(run.config["loss"]["delta"]),
+            "recall": run.recall(k),
+            "name": f"{_name(run)}, {run.config['embedding_dim']}-d",
+        }
+        for run in runs
+        if method_name(run.config) == "Proxy-Anchor"
+    ]
+    groups = [group for _, group in DataFrame(rows).groupby("group")] if rows else []
+    largest = max(groups, key=lambda group: len(group[["alpha", "delta"]].drop_duplicates()), default=None)
+    if largest is None or min(largest["alpha"].nunique(), largest["delta"].nunique()) < 2:
         raise UsageError("a map over alpha and delta needs Proxy-Anchor runs with at least two values of each.")
-    grid = np.full((len(deltas), len(alphas)), np.nan)
-    for (alpha, delta), values in found.items():
-        grid[deltas.index(delta), alphas.index(alpha)] = mean(values)
+    grid = largest.pivot_table(index="delta", columns="alpha", values="recall")  # means over seeds
     figure, axes = empty_figure()
-    image = axes.imshow(
-        grid, cmap="cividis", origin="lower", aspect="auto"
-    )  # even in lightness, for every kind of colour vision
+    # cividis is even in lightness for every kind of colour vision.
+    image = axes.imshow(grid, cmap="cividis", origin="lower", aspect="auto")
     middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
     for (row, column), value in np.ndenumerate(grid):
         if not np.isnan(value):
             colour = "white" if value < middle else "black"
             axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour)
-    axes.set_xticks(range(len(alphas)), [f"{each:g}" for each in alphas])
-    axes.set_yticks(range(len(deltas)), [f"{each:g}" for each in deltas])
-    axes.set(xlabel="alpha", ylabel="delta", title=names[largest])
+    axes.set_xticks(range(len(grid.columns)), [f"{each:g}" for each in grid.columns])
+    axes.set_yticks(range(len(grid.index)), [f"{each:g}" for each in grid.index])
+    axes.set(xlabel="alpha", ylabel="delta", title=largest["name"].iloc[0])
     figure.colorbar(image, label=f"Recall@{k} (%)")
     return figure
 
 
-def class_recall_chart(recall: Mapping[str, float], *, worst: int = 20, k: int = 1) -> Figure:
-    """The worst classes by name as bars, beside all classes in order. recall: {class: Recall@k of its queries, in [0, 1]}."""
-    ordered = sorted(recall.items(), key=lambda each: (each[1], each[0]))
-    names, values = zip(*reversed(ordered[:worst]), strict=True)
-    figure, (left, right) = empty_figure(9, 0.6 + 0.24 * max(12, len(names)), columns=2)
-    left.barh(range(len(names)), [100 * value for value in values], color=COLOURS[1])
-    left.set_yticks(range(len(names)), [_shortened(name) for name in names], fontsize="small")
-    left.set(xlabel=f"Recall@{k} (%)", title=f"worst {len(names)} classes", xlim=(0, 100))
-    right.plot([100 * value for _, value in ordered], color=COLOURS[0])
-    right.set(
-        xlabel="class, worst first", ylabel=f"Recall@{k} (%)", title=f"all {len(ordered)} classes", ylim=(-2, 102)
-    )
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    return figure
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}"
-
-
-def empty_figure(width: float = 6.4, height: float = 4.2, columns: int = 1) -> tuple[Figure, Any]:
-    """A figure of that size in inches with its axes: one, or an array of several."""
+def empty_figure(width: float = 6.4, height: float = 4.2) -> tuple[Figure, Any]:
+    """A figure of that size in inches, and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, columns)
+    return figure, figure.subplots()
 
 
 def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
-    """{name: results of the seeds} of runs that differ in nothing else, as `recall_curves` takes them.
+    """{name: results} of runs that differ only in the seed, as `recall_curves` takes them.
 
-    A name that several would share also says in which settings they differ.
+    Names that would be equal also hold the settings in which the groups differ.
     """
-    groups: dict[str, list[list[Run]]] = {}
+    alike: dict[str, list[list[Run]]] = {}
     for group in by_seed(runs):
-        groups.setdefault(f"{_name(group[0])}, {group[0].config['embedding_dim']}-d", []).append(group)
-    named: dict[str, list[Mapping[str, Any]]] = {}
-    for short, alike in groups.items():
-        for group, different in zip(alike, told_apart([each[0].config for each in alike]), strict=True):
-            more = [f"{len(different) - 3} more"] if len(different) > 3 else []
-            name = ", ".join([short, *different[:3], *more])
-            number = sum(each.partition(" (")[0] == name for each in named)
-            named[f"{name} ({number + 1})" if number else name] = [run.result for run in group]
-    return named
+        alike.setdefault(f"{_name(group[0])}, {group[0].config['embedding_dim']}-d", []).append(group)
+    return {
+        ", ".join([name, *different]): [run.result for run in group]
+        for name, groups in alike.items()
+        for group, different in zip(groups, told_apart([each[0].config for each in groups]), strict=True)
+    }
 
 
 def write_figures(folder: Path, runs: Sequence[Run]) -> list[str]:
-    """Write every figure that these runs can fill, as .svg and .png; returns their names. Of the smallest K that all have."""
+    """Write every possible figure as .svg and .png; returns their names.
+
+    K is the smallest that all runs have.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     common = set.intersection(*({int(k) for k in row["recall"]} for run in runs for row in run.result["history"]))
     if not common:
         return []
     k = min(common)
     curves = named_groups(runs)
-    written = []
-    for against in ("epoch", "seconds"):
-        save_figure(recall_curves(curves, against=against, k=k), folder / f"recall_by_{against}")
-        written.append(f"recall_by_{against}")
-    for draw in (recall_by_dimension, recall_by_batch_size, recall_by_image_size, alpha_delta_map):
+    figures = {f"recall_by_{each}": recall_curves(curves, against=each, k=k) for each in _LABELS}
+    for name in (*VARIED, "alpha_delta_map"):
         try:
-            save_figure(draw(runs, k=k), folder / draw.__name__)
+            figures[name] = alpha_delta_map(runs, k=k) if name == "alpha_delta_map" else recall_by(name, runs, k=k)
         except UsageError:
-            continue  # these runs are about something else
-        written.append(draw.__name__)
-    return written
+            continue  # these runs do not vary that setting
+    for name, figure in figures.items():
+        save_figure(figure, folder / name)
+    return list(figures)
 
 
-def recall_curves(
-    results: Mapping[str, Sequence[Mapping[str, Any]]], *, against: str = "epoch", k: int = 1, title: str = ""
-) -> Figure:
-    """A line per name: the mean of Recall@k over its runs, with a band of one standard deviation where there are several.
+def recall_curves(results: Mapping[str, Sequence[Mapping[str, Any]]], *, against: str = "epoch", k: int = 1) -> Figure:
+    """A line per name: mean and standard deviation of Recall@k over its runs.
 
-    results: {name: contents of result.json}. against: "epoch", or "seconds", the mean time of training up to each epoch.
+    Args:
+        results: {name: contents of result.json}.
+        against: "epoch", or "seconds": the mean training time up to each epoch.
+        k: K of Recall@K.
+
     Epochs that not all runs of a name have are left out.
     """
     check_choice("against", against, _LABELS)
-    longest = max(map(len, results), default=0)
-    many = len(results) > len(COLOURS) or longest > 60
-    columns = 2 if longest <= 60 else 1
-    figure, axes = empty_figure(9.0, 5 + 0.17 * len(results) / columns) if many else empty_figure()
+    figure, axes = empty_figure(7.0, 4.2 + 0.2 * len(results))
     for index, (name, runs) in enumerate(results.items()):
         length = min(len(run["history"]) for run in runs)
         histories = [run["history"][:length] for run in runs]
@@ -229,26 +195,23 @@ def recall_curves(
             x = np.array([row["epoch"] for row in histories[0]])
         else:
             x = np.array([list(accumulate(row["train_seconds"] for row in history)) for history in histories]).mean(0)
-        colour, form = COLOURS[index % len(COLOURS)], _FORMS[(index + index // len(COLOURS)) % len(_FORMS)]
+        colour = COLOURS[index % len(COLOURS)]
+        style = _STYLES[(index + index // len(COLOURS)) % len(_STYLES)]
         middle = recall.mean(0)
-        axes.plot(x, middle, form, color=colour, linewidth=1.8, label=f"{name} (n = {len(runs)})")
+        axes.plot(x, middle, style, color=colour, linewidth=1.8, label=f"{name} (n = {len(runs)})")
         if len(runs) > 1:
             spread = recall.std(0, ddof=1)
             axes.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
-    axes.set_xlabel(_LABELS[against])
+    axes.set(xlabel=_LABELS[against], ylabel=f"Recall@{k} (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(f"Recall@{k} (%)")
-    axes.set_title(title)
     axes.grid(alpha=0.3)
-    if many:  # they would cover the lines, and beside them long names would leave the lines no width
-        figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize="x-small")
-    else:
-        axes.legend(frameon=False, fontsize="small")
+    # Below the axes: long names would cover the lines.
+    figure.legend(loc="outside lower left", frameon=False, fontsize="x-small")
     return figure
 
 
 def save_figure(figure: Figure, file: Path) -> None:
-    """Write `file`.svg and `file`.png; the same figure gives the same bytes."""
+    """Write `file`.svg and `file`.png; equal figures give equal bytes."""
     with matplotlib.rc_context({"svg.hashsalt": file.name}):
         figure.savefig(file.with_suffix(".svg"), metadata={"Date": None})
     figure.savefig(file.with_suffix(".png"), dpi=120)

@@ -1,4 +1,4 @@
-"""Queries with their nearest neighbours as a picture; which queries fail, in which classes."""
+"""Queries with their nearest neighbours as a picture; recall by class; choice of queries."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from torch import Tensor
 
 from proxy_anchor.data.images import read_rgb
 from proxy_anchor.data.table import Splits
-from proxy_anchor.errors import UsageError, check_choice, check_int
+from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval.search import normalise, row_chunks, search, similarity_chunk
 from proxy_anchor.utils import write_text
 
-# Okabe and Ito's green and a red that is as far from it for every kind of colour vision as their vermilion.
+# A green and a red that are distinct for every kind of colour vision.
 HIT, MISS = "#009E73", "#CC3311"
 _TILE, _FRAME, _TEXT, _GAP = 96, 4, 14, 6
-_LETTERS = 17  # that a tile is wide
+_LETTERS = 17  # that fit below a tile
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A row of the gallery (of the queries where there is none), its cosine similarity, and whether its class is the query's."""
+    """One neighbour of a query.
+
+    Attributes:
+        index: row of the gallery, or of the queries where there is no gallery.
+        similarity: cosine, in [-1, 1].
+        is_hit: whether its class is the query's.
+    """
 
     index: int
     similarity: float
@@ -35,10 +41,13 @@ class Neighbour:
 def nearest_images(
     splits: Splits, embeddings: Sequence[Tensor], queries: Sequence[int], k: int
 ) -> list[list[Neighbour]]:
-    """The K nearest of each of these rows of splits.query, or fewer where there are no more; never the query itself."""
+    """The K nearest images of these rows of splits.query, never the query itself.
+
+    Fewer than K where there are no more. embeddings: see `retrieval_gallery`.
+    """
     query, gallery = splits.query, splits.gallery or splits.query
     k = min(k, len(gallery) - (splits.gallery is None))
-    # One extra hit for the query itself, which is then taken out by its index.
+    # One more than K: the query itself is removed by its index.
     similarities, indices = search(embeddings[0][list(queries)], embeddings[-1], min(k + 1, len(gallery)))
     found = []
     for row, index in enumerate(queries):
@@ -57,10 +66,15 @@ def retrieval_gallery(
     seed: int = 0,
     queries: Sequence[int] | None = None,
 ) -> Image.Image:
-    """Queries (left column) with their K nearest neighbours, hits framed green and misses red, similarity below.
+    """Queries (left column) with their K nearest neighbours, hits framed green and misses red.
 
-    embeddings: [(Q, D)] or [(Q, D), (N, D)], rows in the order of splits.query and splits.gallery.
-    queries: rows of splits.query; None: chosen at random, each of another class where there are enough.
+    Args:
+        splits: images and labels.
+        embeddings: [(Q, D)] or [(Q, D), (N, D)], rows in the order of splits.query and splits.gallery.
+        num_queries: how many queries to choose at random, of different classes where there are enough.
+        k: neighbours per query.
+        seed: of the random choice.
+        queries: rows of splits.query instead of a random choice.
     """
     query, gallery = splits.query, splits.gallery or splits.query
     chosen = choose_queries(query.labels, num_queries, seed) if queries is None else list(queries)
@@ -79,13 +93,13 @@ def retrieval_gallery(
         for column, each in enumerate(neighbours, start=1):
             left = 2 * _GAP + column * (_TILE + _GAP)
             page.paste(_tile(gallery.paths[each.index], HIT if each.is_hit else MISS), (left, top))
-            # A sign beside the colour, so that the picture also reads in grey.
+            # A word in addition to the colour: the picture also reads in grey.
             draw.text((left, top + _TILE), f"{'hit' if each.is_hit else 'miss'}  {each.similarity:.2f}", "black", font)
     return page
 
 
 def choose_queries(labels: np.ndarray, num_queries: int, seed: int) -> list[int]:
-    """Rows at random, one of each class before a second of any."""
+    """Random rows, one of each class before a second of any."""
     order = np.random.default_rng(seed).permutation(len(labels))
     _, first = np.unique(labels[order], return_index=True)
     one_per_class = order[np.sort(first)]
@@ -99,9 +113,9 @@ def _tile(path: Path, colour: str) -> Image.Image:
 
 
 def class_recall(splits: Splits, embeddings: Sequence[Tensor], *, k: int = 1) -> dict[str, float]:
-    """{class: share of its queries with an image of their class among the K nearest}, in label order.
+    """{class: Recall@K of its queries, in [0, 1]}, in label order.
 
-    embeddings: [(Q, D)] or [(Q, D), (N, D)] as `retrieval_gallery` takes them. A query without positive is a miss.
+    embeddings: see `retrieval_gallery`. A query without an image of its class counts as a miss.
     """
     query = splits.query
     found = nearest_images(splits, embeddings, range(len(query)), k)
@@ -110,8 +124,8 @@ def class_recall(splits: Splits, embeddings: Sequence[Tensor], *, k: int = 1) ->
 
 
 def write_class_recall(file: Path, splits: Splits, recalls: Mapping[str, Mapping[str, float]]) -> None:
-    """CSV: class, its queries, and its recall by each model (`class_recall` under its name), the first model's worst first."""
-    from pandas import DataFrame  # half a second, which a training run does not have to wait
+    """CSV of `class_recall` by each model, the first model's worst classes first."""
+    from pandas import DataFrame  # takes half a second to import, and train.py does not need it
 
     table, first = DataFrame(recalls), next(iter(recalls))
     labels, counts = np.unique(splits.query.labels, return_counts=True)
@@ -121,7 +135,10 @@ def write_class_recall(file: Path, splits: Splits, recalls: Mapping[str, Mapping
 
 
 def worst_queries(splits: Splits, embeddings: Sequence[Tensor]) -> list[int]:
-    """All queries, those first whose best image of another class is most ahead of the best image of their own."""
+    """All queries, the worst first.
+
+    The order is by margin: similarity of the best image of their class minus that of the best other image.
+    """
     query, gallery = splits.query, splits.gallery or splits.query
     units = [normalise(each, "query").float() for each in embeddings]
     own, others = torch.from_numpy(query.labels), torch.from_numpy(gallery.labels)
@@ -136,43 +153,27 @@ def worst_queries(splits: Splits, embeddings: Sequence[Tensor]) -> list[int]:
 
 
 def select_queries(
-    splits: Splits,
-    embeddings: Sequence[Tensor],
-    choose: str = "random",
-    *,
-    count: int = 20,
-    paths: Sequence[Path | str] = (),
-    seed: int = 0,
+    splits: Splits, embeddings: Sequence[Tensor], choose: str | Sequence[Path | str] = "random", *, count: int = 20
 ) -> list[int]:
-    """Rows of splits.query. choose: "random" (different classes first), "worst" (see `worst_queries`) or "path"."""
-    check_choice("choose", choose, ["random", "worst", "path"])
-    check_int("count", count, 1)
+    """Rows of splits.query.
+
+    Args:
+        splits: images and labels.
+        embeddings: see `retrieval_gallery`.
+        choose: "random" (different classes first), "worst" (see `worst_queries`), or paths of searched images.
+        count: how many for "random" and "worst".
+
+    Raises:
+        UsageError: for a path that is not a searched image.
+    """
     if choose == "random":
-        return choose_queries(splits.query.labels, count, seed)
+        return choose_queries(splits.query.labels, count, seed=0)
     if choose == "worst":
         return worst_queries(splits, embeddings)[:count]
-    index = {path.resolve(): row for row, path in enumerate(splits.query.paths)}
-    missing = [str(path) for path in paths if Path(path).resolve() not in index]
-    if missing or not paths:
+    paths = [choose] if isinstance(choose, str) else choose
+    rows = {path.resolve(): row for row, path in enumerate(splits.query.paths)}
+    if missing := [str(path) for path in paths if Path(path).resolve() not in rows]:
         raise UsageError(
-            f"choose: expected random, worst, or paths of searched images; not among them: {', '.join(missing) or 'none given'}."
+            f"choose: expected random, worst, or paths of searched images; not among them: {', '.join(missing)}."
         )
-    return [index[Path(path).resolve()] for path in paths]
-
-
-def side_by_side(
-    splits: Splits, models: Mapping[str, Sequence[Tensor]], queries: Sequence[int], *, k: int = 4
-) -> Image.Image:
-    """`retrieval_gallery` of the same queries for each model, beside each other under its name."""
-    pages = [retrieval_gallery(splits, embeddings, k=k, queries=queries) for embeddings in models.values()]
-    if len(pages) == 1:
-        return pages[0]
-    head, gap = 22, 18
-    width = sum(page.width for page in pages) + gap * (len(pages) - 1)
-    whole = Image.new("RGB", (width, pages[0].height + head), "white")
-    draw, left = ImageDraw.Draw(whole), 0
-    for name, page in zip(models, pages, strict=True):
-        draw.text((left + 8, 5), name, "black", ImageFont.load_default(13))
-        whole.paste(page, (left, head))
-        left += page.width + gap
-    return whole
+    return [rows[Path(path).resolve()] for path in paths]

@@ -1,4 +1,4 @@
-"""The README.md of a run folder: what the network was trained on, how, how well it searches, and under which terms."""
+"""Model card of a run: data, recipe, results, licence notes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy_anchor.reports.pages import templates
 from proxy_anchor.reports.tables import markdown_table
 from proxy_anchor.utils import write_text
 
-# What the publishers say of their images, in our words; the terms at the source count.
+# The publishers' terms, summarised; the terms at the source are binding.
 _DATA_TERMS = {
     "glyphs": "drawn from the DejaVu fonts, which are free to use (Bitstream Vera and public domain)",
     "cub": "CUB-200-2011: its authors restrict the images to non-commercial research and education",
@@ -25,15 +25,19 @@ _DATA_TERMS = {
 
 
 def write_model_card(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> None:
-    """Write README.md with the front matter that the Hugging Face hub reads.
+    """Write README.md with front matter for the Hugging Face hub.
 
-    config: of train.yaml, plain types. result: what `make_result` returns. data: one line on images and classes.
+    Args:
+        folder: the run folder.
+        config: of the run, plain types.
+        result: see `make_result`.
+        data: description of images and classes.
     """
     write_text(folder / "README.md", model_card(config, result, data))
 
 
 def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> str:
-    """The text of the card, see `write_model_card`."""
+    """The card's Markdown; arguments as of `write_model_card`."""
     rows = []
     for name in ("untrained", "selected", "best", "last"):
         if row := result.get(name):
@@ -63,4 +67,5 @@ def _weights_terms(backbone: Mapping[str, Any]) -> str:
         return "none, trained from scratch"
     known = timm.models.get_pretrained_cfg(backbone["name"])
     licence = getattr(known, "license", None)
-    return f"published weights of {backbone['name']}, licence {licence or 'not stated by timm'}; ImageNet images are for research"
+    terms = f"licence {licence or 'not stated by timm'}; ImageNet images are for research"
+    return f"published weights of {backbone['name']}, {terms}"

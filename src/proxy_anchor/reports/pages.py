@@ -1,4 +1,4 @@
-"""Pages for a browser, from templates/: one HTML file each, its pictures inside, readable without a server."""
+"""HTML pages from templates/, each a single file with its pictures inside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input, read_rgb
 from proxy_anchor.data.table import Splits
-from proxy_anchor.inference.retriever import Hit, Retriever, vote
+from proxy_anchor.inference.hits import Hit, vote
+from proxy_anchor.inference.retriever import Retriever
 from proxy_anchor.reports.figures import recall_curves
 from proxy_anchor.reports.gallery import nearest_images
 from proxy_anchor.utils import write_text
@@ -27,7 +28,7 @@ _TILE_PX = 112
 
 @cache
 def templates() -> Environment:
-    """The templates of reports/templates; HTML is escaped, and a name that is missing is an error."""
+    """The templates of reports/templates; HTML is escaped, a missing name is an error."""
     environment = Environment(
         loader=PackageLoader("proxy_anchor.reports"),
         autoescape=select_autoescape(["html"]),
@@ -40,15 +41,19 @@ def templates() -> Environment:
 
 
 def _listed(values: Mapping[str, Any], *left_out: str) -> str:
-    """' (alpha 32.0, delta 0.1)', or nothing of nothing."""
+    """' (alpha 32.0, delta 0.1)'; "" without values."""
     listed = ", ".join(f"{key} {value}" for key, value in values.items() if key not in left_out)
     return f" ({listed})" if listed else ""
 
 
 def write_run_page(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> None:
-    """Write index.html: results, curves, the gallery.png that lies in `folder`, environment, config.
+    """Write index.html: results, curves, gallery.png of the folder, environment, config.
 
-    config: the run's, plain types. result: as result.json holds it. data: the lines that describe the images.
+    Args:
+        folder: the run folder.
+        config: of the run, plain types.
+        result: contents of result.json.
+        data: description of images and classes.
     """
     k = int(next(iter(result["last"]["recall"])))
     name = f"{config['dataset']['name']}, {config['backbone']['name']}, {config['embedding_dim']}-d"
@@ -68,19 +73,20 @@ def write_run_page(folder: Path, config: Mapping[str, Any], result: Mapping[str,
 
 def _inline_svg(figure: Any, name: str) -> str:
     stream = io.StringIO()
-    # Two figures in one page must not share the names of their clip paths and letters.
+    # Two figures in one page need different ids for clip paths and letters.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(stream, format="svg", metadata={"Date": None})
     text = stream.getvalue()
-    return text[text.index("<svg") :]  # without the XML header, which HTML does not know
+    return text[text.index("<svg") :]  # without the XML header, which is not HTML
 
 
 def write_retrieval_page(
     file: Path, splits: Splits, models: Mapping[str, Sequence[Tensor]], queries: Sequence[int], *, k: int = 4
 ) -> None:
-    """A row per query: the query, then its K nearest by each model, similarity below, hits framed green and misses red.
+    """A row per query with its K nearest images by each model.
 
-    Filters: a text in class or path; first neighbour a miss, a hit, or not the same with every model.
+    The page filters by a string in class or path, and by the first neighbour: hit, miss, or different by model.
+    models: {name: embeddings}, see `retrieval_gallery`. queries: rows of splits.query.
     """
     query, gallery = splits.query, splits.gallery or splits.query
     found = {name: nearest_images(splits, embeddings, queries, k) for name, embeddings in models.items()}
@@ -92,7 +98,7 @@ def write_retrieval_page(
         for model, neighbours in found.items():
             tiles = []
             for each in neighbours[number]:
-                state = "hit" if each.is_hit else "miss"  # also as a word, for those who cannot tell the colours
+                state = "hit" if each.is_hit else "miss"  # a word in addition to the colour
                 label = gallery.classes[gallery.labels[each.index]]
                 tiles.append(_tile(gallery.paths[each.index], state, f"{state} {each.similarity:.3f}", label))
             row["found"][model] = tiles
@@ -113,7 +119,7 @@ def write_search_page(
     names: Sequence[str],
     results: Sequence[Sequence[Hit]],
 ) -> None:
-    """One row per query: the query, then its hits with similarity, class and name; matches framed green."""
+    """A row per query with its hits: similarity, class, name; matches framed green."""
     rows = []
     for query, name, hits in zip(queries, names, results, strict=True):
         label, share = vote(hits)
@@ -121,7 +127,7 @@ def write_search_page(
         jpeg = make_thumbnail(open_input(query), _TILE_PX)
         tiles = [{"jpeg": jpeg, "state": "query", "lines": ["query", name, verdict]}]
         for hit in hits:
-            word = "match " if hit.is_match else ""  # also as a word, for those who cannot tell the colours
+            word = "match " if hit.is_match else ""  # a word in addition to the colour
             lines = [f"{word}{hit.similarity:.3f}", hit.label, hit.name]
             tiles.append({"jpeg": retriever.thumbnail(hit.id), "state": "hit" if hit.is_match else "", "lines": lines})
         rows.append(tiles)

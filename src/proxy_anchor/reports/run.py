@@ -1,4 +1,4 @@
-"""What train.py leaves in the folder of a finished run, and prints; `runs` reads it again."""
+"""Result, summary and files of a finished run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SELECTED_ON = {
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a number, for the record."""
+    """Versions of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for package in ("proxy_anchor", "torch", "torchvision", "pytorch-lightning", "timm", "faiss-cpu", "faiss-gpu"):
         try:
@@ -54,19 +54,27 @@ def make_result(
     startup_seconds: dict[str, float],
     memory: PeakMemory,
 ) -> dict[str, Any]:
-    """Plain types: untrained, selected, best and last evaluation, which set selected, seconds, rates, versions.
+    """The contents of result.json, plain types.
 
-    startup_seconds: from the command to the first step (see `Startup`). Rates are medians over epochs, in images per second;
-    an epoch that was cut short counts only where there is no other.
-    Peak memory: of what torch holds on a GPU, of the whole process on a CPU, since `memory.reset_peak_memory`; that of training
-    and that of evaluation also apart, None where there was none to do.
+    Speeds are medians over epochs in images per second; an epoch that ended early counts only where there is no other.
+    Peak memory is that of torch on a GPU, of the whole process on a CPU; None for a part that did not run.
+
+    Args:
+        recall: with the history of evaluations.
+        data: of the run.
+        trainer: after `fit`.
+        startup_seconds: from the command to the first step, see `Startup`.
+        memory: peaks of training and evaluation.
+
+    Raises:
+        UsageError: when training ended before its first evaluation.
     """
     history = recall.history
     trained = [each for each in history if each.epoch > 0]
     if not trained:
         raise UsageError("training ended before its first evaluation: there is nothing to report. Train a whole epoch.")
     device = trainer.strategy.root_device
-    num_batches = trainer.fit_loop.batch_idx + 1  # of the last epoch, which max_steps or max_time may have cut short
+    num_batches = trainer.fit_loop.batch_idx + 1  # of the last epoch, which max_steps or max_time may end early
     whole = trained
     if num_batches < trainer.num_training_batches and len(trained) > 1:
         whole, num_batches = trained[:-1], int(trainer.num_training_batches)
@@ -104,7 +112,7 @@ def make_result(
 
 
 def summary(result: dict[str, Any], folder: Path) -> str:
-    """The closing lines of a run."""
+    """The lines that a run prints at its end."""
     names = ["untrained", "best", "last"]
     if result["selected"]["validation"] is not None:
         names.insert(1, "selected")
@@ -127,17 +135,18 @@ def summary(result: dict[str, Any], folder: Path) -> str:
     lines += [f"  warning: {text}" for text in result.get("warnings", [])]
     seconds = result["startup_seconds"]
     lines.append(
-        f"  {seconds['total']:.1f} s from the command to the first step: images {seconds['images']:.1f}, first evaluation "
-        f"{seconds['first_evaluation']:.1f}, compilation {seconds['compilation']:.1f}"
+        f"  {seconds['total']:.1f} s from the command to the first step: images {seconds['images']:.1f}, "
+        f"first evaluation {seconds['first_evaluation']:.1f}, compilation {seconds['compilation']:.1f}"
     )
     lines.append(f"  run folder: {folder}")
     return "\n".join(lines)
 
 
 def fold_summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Cross-validation: one epoch for all folds, the one with the best mean Recall at the smallest K, and the last.
+    """The best common epoch of all folds, and the last, by mean Recall.
 
-    Returns {"selected", "best" (the same), "last": {"epoch", "recall": mean over folds, "deviation"}, "folds": all}.
+    Returns:
+        {"selected", "best" (the same), "last": {"epoch", "recall": mean over folds, "deviation"}, "folds": results}.
     """
     epochs = [rows for rows in zip(*(fold["history"] for fold in results), strict=True) if rows[0]["epoch"] > 0]
 
@@ -161,7 +170,7 @@ def fold_summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def format_folds(combined: dict[str, Any]) -> str:
-    """Two lines for `fold_summary`: the selected and the last epoch, in percent."""
+    """The selected and the last epoch of `fold_summary`, in percent."""
     lines = []
     for name in ("selected", "last"):
         values = zip(combined[name]["recall"].items(), combined[name]["deviation"].values(), strict=True)
@@ -173,12 +182,17 @@ def format_folds(combined: dict[str, Any]) -> str:
 def finish_run(
     folder: Path, config: dict[str, Any], result: dict[str, Any], data: ImageDataModule, embeddings: Sequence[Tensor]
 ) -> None:
-    """Write gallery.png, README.md, index.html and, last, result.json into `folder`, and print the summary.
+    """Write gallery.png, README.md, index.html and result.json into `folder`, and print the summary.
 
-    config: of the run, plain types. embeddings: (N, D) of the selected epoch, [query] or [query, gallery].
+    Args:
+        folder: the run folder.
+        config: of the run, plain types.
+        result: see `make_result`.
+        data: of the run.
+        embeddings: (N, D) of the selected epoch, [query] or [query, gallery].
     """
     retrieval_gallery(data.splits, embeddings).save(folder / "gallery.png")
     write_model_card(folder, config, result, data.describe())
     write_run_page(folder, config, result, data.describe())
-    write_json(folder / RESULT_FILE, result)  # last: it says that the run is finished
+    write_json(folder / RESULT_FILE, result)  # last: it marks the run as finished
     print(summary(result, folder), flush=True)

@@ -1,4 +1,4 @@
-"""Finished runs, found again in their folders, and what sets two of them apart."""
+"""Finished runs: reading, names as in the paper, comparison of settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.utils import RESULT_FILE, read_result
 
 CONFIG_FILE = "config.yaml"
-BENCHMARKS = ("cub", "cars", "sop", "inshop")  # of which every copy has the same images: their number is checked
+BENCHMARKS = ("cub", "cars", "sop", "inshop")  # every copy has the same images: the loader counts them
 
-# As the paper's tables print them; a loss that is not here goes by its own name.
+# As the paper's tables print them; any other loss goes by its own name.
 _METHODS = {
     "ProxyAnchorLoss": "Proxy-Anchor",
     "ProxyNCALoss": "Proxy-NCA",
@@ -34,8 +34,7 @@ _BACKBONES = {
     "tf_efficientnet_lite0": "EL0",
 }
 
-# What may differ between a run and its contract, or between seeds, without the number meaning something else: where files
-# lie, how fast they are read and searched, how it was started, what is written beside the result.
+# Settings that do not change what a result means: seed, paths, loading speed, how the run is started, what it logs.
 _UNIMPORTANT = (
     "seed",
     "run",
@@ -55,7 +54,7 @@ _UNIMPORTANT = (
     "data.num_workers",
     "data.eval_batch_size",
     "data.crop_on",
-    "data.decode",  # its former name
+    "data.decode",  # former name of crop_on
     "data.cache",
     "data.cache_dir",
     "trainer.accelerator",
@@ -67,7 +66,7 @@ _UNIMPORTANT = (
     "trainer.log_every_n_steps",
 )
 
-# Settings that came later, and what they were before: a run whose config has none of them is no other run for it.
+# Later settings with the value that they had before they existed: a config without them equals one with these values.
 BEFORE = {
     "dataset.images.brightness": 0.0,
     "dataset.images.contrast": 0.0,
@@ -81,7 +80,12 @@ BEFORE = {
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation (None for one value) of n values, out of `runs` that could have had one."""
+    """Mean and standard deviation of n values.
+
+    Attributes:
+        deviation: None for a single value.
+        runs: how many values there could have been.
+    """
 
     mean: float
     deviation: float | None
@@ -90,7 +94,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Over the values that are there; None when none is."""
+        """Over all values but None; None when there is no other."""
         everything = list(values)
         known = [value for value in everything if value is not None]
         if not known:
@@ -107,10 +111,14 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run. config: plain types, as config.yaml holds them. result: as result.json holds it.
+    """A finished run.
 
-    name: of its folder, below the one that was searched. data: what two runs on the same images share, the benchmark's name or
-    the fingerprint of all images and labels. data_name: for a reader; differs between different data.
+    Attributes:
+        config: contents of config.yaml, plain types.
+        result: contents of result.json.
+        name: path of the run folder, relative to the folder that was searched.
+        data: equal for runs on the same images: a benchmark's name, or the fingerprint of all images and labels.
+        data_name: `data` for people; different data have different names.
     """
 
     folder: Path
@@ -122,7 +130,7 @@ class Run:
 
     @property
     def dataset(self) -> str:
-        """By its name in conf/dataset."""
+        """Name in conf/dataset."""
         return str(self.config["dataset"]["name"])
 
     def recall(self, k: int = 1) -> float:
@@ -131,11 +139,15 @@ class Run:
 
 
 def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
-    """Every finished run below a folder, however deep: single runs, sweeps, comparisons.
+    """Every finished run below a folder, at any depth: single runs, sweeps, comparisons.
 
-    left_out: is given a line for every other folder with a run's files, which says why it is none: not finished, damaged, or
-    a fold, which searches held-out training classes, so that its Recall@K is none of a table. Raises UsageError when no run
-    is left.
+    Args:
+        folder: folder to search.
+        left_out: receives one line for each other folder with a run's files, with the reason: not finished, damaged, or
+            a fold, whose Recall@K is that of held-out training classes.
+
+    Raises:
+        UsageError: when no run is left.
     """
     if not folder.is_dir():
         raise UsageError(f"runs={folder}: no such folder.")
@@ -154,77 +166,65 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
 
 
 def _with_own_names(runs: Sequence[Run]) -> list[Run]:
-    """The same runs; data of one name but different content gets a number behind it, in the order in which it is found."""
-    numbers: dict[str, dict[str, int]] = {}
+    """The same runs, with numbers for different data of one name."""
+    data: dict[str, list[str]] = {}
     for run in runs:
-        alike = numbers.setdefault(run.data_name, {})
-        alike.setdefault(run.data, len(alike) + 1)
+        data[run.data_name] = list(dict.fromkeys([*data.get(run.data_name, []), run.data]))
     return [
-        replace(run, data_name=f"{run.data_name} ({numbers[run.data_name][run.data]})")
-        if len(numbers[run.data_name]) > 1
+        replace(run, data_name=f"{run.data_name} ({data[run.data_name].index(run.data) + 1})")
+        if len(data[run.data_name]) > 1
         else run
         for run in runs
     ]
 
 
 def _read_run(folder: Path, searched_in: Path) -> Run:
-    for name in (RESULT_FILE, CONFIG_FILE):
+    for name, reason in ((RESULT_FILE, "not finished"), (CONFIG_FILE, f"no {CONFIG_FILE}")):
         if not (folder / name).is_file():
-            raise UsageError("not finished" if name == RESULT_FILE else f"no {name}")
+            raise UsageError(reason)
     try:
         result = read_result(folder) or {}
         config: Any = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         searched = result["searched"]
+        # Everything that tables and figures read.
         _ = [result[row]["recall"] for row in ("selected", "best", "last")], result["history"][0]
         _ = [(row["epoch"], row["recall"], row["train_seconds"]) for row in result["history"]]
-        _ = (
-            [config[key]["name"] for key in ("dataset", "backbone")],
-            config["loss"]["_target_"],
-            config["embedding_dim"],
-        )
+        _ = config["dataset"]["name"], config["backbone"]["name"], config["loss"]["_target_"], config["embedding_dim"]
         _ = config["data"]["batch_size"], config["dataset"]["images"]["crop"]
     except (ValueError, LookupError, TypeError, yaml.YAMLError) as error:
         raise UsageError(f"{RESULT_FILE} or {CONFIG_FILE} is damaged ({type(error).__name__})") from error
     if searched != "test":
         raise UsageError("searches held-out classes, as a fold does")
     name = folder.relative_to(searched_in).as_posix() if folder != searched_in else folder.name
-    return Run(folder, config, result, name, _data(folder, config, result), _data_name(config))
+    dataset = config["dataset"]
+    place = dataset.get("csv") or dataset.get("root")
+    data_name = Path(place).name if dataset["name"] == "folder" and place else str(dataset["name"])
+    return Run(folder, config, result, name, _data(folder, config, result), data_name)
 
 
 def is_benchmark(config: Mapping[str, Any]) -> bool:
-    """Whether the data are a named benchmark, through its own loader."""
+    """Whether the data are a named benchmark, read by its own loader."""
     dataset = config["dataset"]
     loader = str(dataset.get("load", {}).get("_target_", ""))
-    # Earlier versions had the loaders one folder up.
+    # Older records have no folder "benchmarks" in the loader's name.
     return dataset["name"] in BENCHMARKS and bool(
         re.match(rf"proxy_anchor\.data\.(benchmarks\.)?{dataset['name']}\.", loader)
     )
 
 
 def is_whole_benchmark(config: Mapping[str, Any]) -> bool:
-    """Whether its name says which images the data are: the loader has counted them."""
+    """Whether the data set's name determines its images: the loader has counted them."""
     return is_benchmark(config) and not config["dataset"].get("allow_partial")
 
 
 def _data(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     if is_whole_benchmark(config):
         return str(config["dataset"]["name"])
-    found = result.get("data")
-    if found is None and (folder / "best.ckpt").is_file():  # of a run from before result.json said so
-        from proxy_anchor.training.checkpoint import load_checkpoint
-
-        found = load_checkpoint(folder / "best.ckpt").metadata.get("data")
-    if found:
+    if found := result.get("data"):
         return repr(sorted(found.items()))
-    if is_benchmark(config):
+    if is_benchmark(config):  # a record from before result.json held "data": the number of images tells which part
         return f"{result.get('num_train_images')} + {result.get('num_eval_images')} of {config['dataset']['name']}"
-    return f"unknown, of {folder}"  # not known to be those of any other run
-
-
-def _data_name(config: Mapping[str, Any]) -> str:
-    dataset = config["dataset"]
-    place = dataset.get("csv") or dataset.get("root")
-    return str(dataset["name"]) if dataset["name"] != "folder" or not place else Path(place).name
+    return f"unknown, of {folder}"  # equal to no other run's
 
 
 def method_name(config: Mapping[str, Any]) -> str:
@@ -234,17 +234,17 @@ def method_name(config: Mapping[str, Any]) -> str:
 
 
 def backbone_name(config: Mapping[str, Any]) -> str:
-    """By its name in timm, without the tag of its weights."""
+    """The backbone's name in timm, without the tag of its weights."""
     return str(config["backbone"]["name"]).partition(".")[0]
 
 
 def backbone_abbreviation(name: str | None) -> str:
-    """BN, G, R50, R101 as in the paper; any other network by its name, "" for none."""
+    """The paper's BN, G, R50, R101; other names unchanged; "" for None."""
     return "" if name is None else _BACKBONES.get(name, name)
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """{dotted key: value} of everything that can change what a run's number means; seed, places and speed are left out."""
+    """{dotted key: value} of the settings that change what a result means."""
     found = BEFORE | {
         key: value
         for key, value in _flat(config)
@@ -254,12 +254,12 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(run: Run, *left_out: str) -> str:
-    """Equal for two runs exactly when data and settings, but for those left out, are the same."""
+    """Equal for two runs exactly when data and all settings but `left_out` are equal."""
     return repr((run.data, sorted((key, each) for key, each in settings(run.config).items() if key not in left_out)))
 
 
 def _one_form(value: Any) -> Any:
-    """The config's 32.0 and a command line's 32 are one number: whole ones as int, in lists too."""
+    """Whole floats as int: the config's 32.0 equals 32."""
     if isinstance(value, list | tuple):
         return [_one_form(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -274,7 +274,7 @@ def _flat(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any
 
 
 def differences(config: Mapping[str, Any], contract: Mapping[str, Any]) -> list[str]:
-    """'loss.alpha 16 (contract 32)' for every setting in which a run is not what its contract says."""
+    """'loss.alpha 16 (contract 32)' for every setting that differs."""
     have, want = settings(config), settings(contract)
     absent = object()
     return [
@@ -289,7 +289,7 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 
 
 def told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """For each config 'alpha 16' for every setting in which it is not like the others; a value that most of them have is left out."""
+    """'alpha 16' for the settings of each config that most do not share."""
     values = [settings(config) for config in configs]
     told: list[list[str]] = [[] for _ in values]
     for key in sorted({key for each in values for key in each}):
@@ -301,7 +301,7 @@ def told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def by_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs on the same data that differ in nothing but the seed, together; in the order in which they were found."""
+    """Groups of runs that differ only in the seed."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(identity(run), []).append(run)

@@ -1,4 +1,4 @@
-"""Tables of results: as text, Markdown and CSV; losses compared; embeddings as a file for other programs."""
+"""Tables of results for a terminal, as Markdown and CSV; the table of compare.py."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ from collections.abc import Mapping, Sequence
 from math import floor
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.runs import Spread
-from proxy_anchor.utils import RESULT_FILE, read_result, write_text
-
-if TYPE_CHECKING:
-    import numpy as np
+from proxy_anchor.utils import write_text
 
 Result = Mapping[str, Any]
 TABLE = "comparison"
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
-    """Aligned text; numbers to the right, floats with `decimals` places."""
-    # Not pandas, whose import would take as long as the whole of --help.
+    """Aligned columns for a terminal; numbers to the right, floats with `decimals` places."""
+    # Not pandas, whose import would take as long as the rest of --help.
     if not rows:
         return ""
     header = list(dict.fromkeys(key for row in rows for key in row))
@@ -47,33 +44,14 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
 
 
 def cell(value: Any, decimals: int = 1) -> str:
-    """'-' for None, a float with `decimals` places."""
+    """'-' for None, a float with `decimals` places, any other value as it prints."""
     if value is None:
         return "-"
     return f"{value:.{decimals}f}" if isinstance(value, float) else str(value)
 
 
-# -- losses compared -----------------------------------------------------------------------------------------------
-
-
-def read_comparison(folder: Path) -> dict[str, list[Result]]:
-    """{loss: results by seed} of the finished runs below a folder of compare.py (LOSS/seedN/result.json).
-
-    Raises UsageError when there are none.
-    """
-    found: dict[str, list[Result]] = {}
-    files = folder.glob(f"*/seed*/{RESULT_FILE}")
-    for file in sorted(files, key=lambda file: (file.parts[-3], len(file.parts[-2]), file)):
-        result = read_result(file.parent)
-        if result is not None:
-            found.setdefault(file.parts[-3], []).append(result)
-    if not found:
-        raise UsageError(f"{folder} holds no comparison: expected LOSS/seedN/{RESULT_FILE} below it.")
-    return found
-
-
 def reached(result: Result, level: float, k: str) -> tuple[int, float] | None:
-    """(epochs, wall seconds of training and evaluation) until Recall@k was first `level` percent; None if it never was."""
+    """(epochs, seconds) until Recall@k reaches `level` percent; None if never."""
     seconds = 0.0
     for row in result["history"]:
         if row["epoch"] > 0:
@@ -84,7 +62,7 @@ def reached(result: Result, level: float, k: str) -> tuple[int, float] | None:
 
 
 def default_levels(results: Mapping[str, Sequence[Result]]) -> list[float]:
-    """What every run reaches, and 90 and 95 % of the best loss's mean; in percent, rounded down to 0.1."""
+    """What every run reaches, and 90 and 95 % of the best mean."""
     k = _smallest_k(results)
     best = {loss: [100 * run["best"]["recall"][k] for run in runs] for loss, runs in results.items()}
     top = max(map(mean, best.values()))
@@ -95,7 +73,7 @@ def default_levels(results: Mapping[str, Sequence[Result]]) -> list[float]:
 def comparison_rows(
     results: Mapping[str, Sequence[Result]], levels: Sequence[float] | None = None
 ) -> list[dict[str, Any]]:
-    """One row per loss: recalls in percent, epochs and seconds to each level, images/s, peak memory in GiB."""
+    """Rows of losses: recall (%), epochs and seconds to levels, images/s, memory."""
     k = _smallest_k(results)
     levels = default_levels(results) if levels is None else levels
 
@@ -119,37 +97,18 @@ def comparison_rows(
     return rows
 
 
-def noise_rows(comparisons: Sequence[Mapping[str, Sequence[Result]]]) -> list[dict[str, str]]:
-    """A row per loss of several comparisons: best and last Recall at the smallest K, in percent, by share of wrong labels.
-
-    Raises UsageError when they are of different images.
-    """
-    _require_same_data([run for results in comparisons for runs in results.values() for run in runs])
-    k = _smallest_k(comparisons[0])
-    found: dict[str, dict[tuple[float, str], list[float]]] = {}
-    for loss, runs in (each for results in comparisons for each in results.items()):
-        for run in runs:
-            for name in ("best", "last"):
-                values = found.setdefault(loss, {}).setdefault((run.get("label_noise", 0.0), name), [])
-                values.append(100 * run[name]["recall"][k])
-    columns = sorted({column for values in found.values() for column in values})
-    rows = []
-    for loss, by_column in found.items():
-        row = {"loss": loss}
-        for noise, name in columns:
-            each = by_column.get((noise, name))
-            row[f"{100 * noise:.0f} % noise, {name} R@{k}"] = f"{Spread.of(each)} (n = {len(each)})" if each else "-"
-        rows.append(row)
-    return rows
-
-
 def write_comparison(
     folder: Path, results: Mapping[str, Sequence[Result]], levels: Sequence[float] | None = None
 ) -> str:
     """Write comparison.md, comparison.csv and the curves into `folder`; returns the table for a terminal.
 
-    results: {loss: results of its runs}, in the order of the rows. levels: Recall at the smallest K in percent; None: see
-    `default_levels`. On the terminal only the smallest K. Raises UsageError when the runs are of different images.
+    Args:
+        folder: where the files go.
+        results: {loss: results of its runs}, in the order of the rows.
+        levels: Recall at the smallest K in percent; None: see `default_levels`.
+
+    Raises:
+        UsageError: when the runs are of different images.
     """
     from pandas import json_normalize
 
@@ -159,7 +118,7 @@ def write_comparison(
     k = _smallest_k(results)
     rows = comparison_rows(results, levels)
     write_text(folder / f"{TABLE}.md", f"{markdown_table(rows)}\n\n{notes(results)}\n")
-    # Mean, deviation and number of runs of each spread in columns of their own.
+    # Mean, deviation and number of runs are columns of their own.
     flat = [{key: vars(each) if isinstance(each, Spread) else each for key, each in row.items()} for row in rows]
     json_normalize(flat, sep=" ").to_csv(folder / f"{TABLE}.csv", index=False)
     for against in ("epoch", "seconds"):
@@ -170,71 +129,33 @@ def write_comparison(
 
 
 def notes(results: Mapping[str, Sequence[Result]]) -> str:
-    """What the numbers are, in one paragraph."""
+    """One paragraph that says what the numbers are."""
     runs = [run for each in results.values() for run in each]
     k = _smallest_k(results)
     starts = sorted({f"{100 * run['untrained']['recall'][k]:.1f}" for run in runs if run.get("untrained")})
     noise = sorted({run.get("label_noise", 0.0) for run in runs})
     return (
-        f"Recall@K in percent of the {runs[0]['searched']} classes, mean ± standard deviation over seeds. best: the epoch with "
-        f"the highest Recall@{k} there; last: the final one. Untrained Recall@{k}: {', '.join(starts) or '-'}. Epochs "
-        f"and seconds (training and evaluation) until Recall@{k} first reached a level; in brackets how many runs did. "
+        f"Recall@K in percent of the {runs[0]['searched']} classes, mean ± standard deviation over seeds. best: the "
+        f"epoch with the highest Recall@{k}; last: the final one. Untrained Recall@{k}: {', '.join(starts) or '-'}. "
+        f"Epochs and seconds (training and evaluation) until Recall@{k} reaches a level; in brackets how many runs do. "
         + (f"Wrong training labels: {', '.join(f'{100 * each:.1f} %' for each in noise)}. " if any(noise) else "")
         + f"On {', '.join(sorted({run['device'] for run in runs}))}."
     )
 
 
 def _require_same_data(runs: Sequence[Result]) -> None:
-    """By what the runs say about the searched images, and how many they trained on: wrong labels are no other images."""
+    # Without the training labels, which label noise changes.
     found = {
-        (
-            repr(sorted((table, text) for table, text in run["data"].items() if table != "train")),
-            run["num_train_images"],
-        )
+        (repr(sorted(each for each in run["data"].items() if each[0] != "train")), run["num_train_images"])
         for run in runs
-        if "data" in run  # a run may be older
+        if "data" in run  # records from before result.json held it
     }
     if len(found) > 1:
         raise UsageError(
-            f"these runs are of {len(found)} different data sets (by the images that they searched and the number that they "
-            "trained on), so that no mean over them means anything: give runs of one."
+            f"these runs are of {len(found)} different data sets (searched images, or number of training images): "
+            "compare runs on one data set."
         )
 
 
 def _smallest_k(results: Mapping[str, Sequence[Result]]) -> str:
     return next(iter(next(iter(results.values()))[0]["best"]["recall"]))
-
-
-# -- embeddings ----------------------------------------------------------------------------------------------------
-
-
-def write_embeddings(file: Path, paths: Sequence[str], labels: Sequence[str | None], embeddings: np.ndarray) -> None:
-    """Columns path, label ("" or null for unknown) and embedding (N, D) float32, by the file's suffix .npz or .parquet.
-
-    Written aside and renamed. The npz opens with allow_pickle=False; the Parquet file needs pyarrow, else UsageError.
-    Names that are not UTF-8 are written with backslashes.
-    """
-    import numpy as np
-
-    aside = file.with_name(file.name + ".tmp")
-    paths = [_utf8(path) for path in paths]
-    labels = [label and _utf8(label) for label in labels]
-    if file.suffix == ".parquet":
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError as error:
-            raise UsageError("a .parquet file needs pyarrow: pip install -e '.[export]', or write .npz.") from error
-        values = pyarrow.array(embeddings.ravel(), pyarrow.float32())
-        vectors = pyarrow.FixedSizeListArray.from_arrays(values, embeddings.shape[1])
-        texts = {"path": pyarrow.array(paths, pyarrow.string()), "label": pyarrow.array(labels, pyarrow.string())}
-        parquet.write_table(pyarrow.table({**texts, "embedding": vectors}), aside)
-    else:
-        texts = {"path": np.array(paths, np.str_), "label": np.array([label or "" for label in labels], np.str_)}
-        with aside.open("wb") as stream:
-            np.savez(stream, **texts, embedding=embeddings.astype(np.float32, copy=False))
-    aside.replace(file)
-
-
-def _utf8(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()

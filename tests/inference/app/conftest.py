@@ -35,12 +35,7 @@ def _serving(app) -> Iterator[str]:
 
 
 @pytest.fixture
-def retrievers(make_checkpoint: Callable, write_images: Callable, tmp_path: Path) -> dict[str, Retriever]:
-    """Two models over the same gallery of 3 classes of 5 images; the second lacks one of them."""
+def retriever(make_checkpoint: Callable, write_images: Callable, tmp_path: Path) -> Retriever:
+    """A model over a gallery of 3 classes of 5 images."""
     write_images({"cat": 5, "dog": 5, "eel": 5})
-    made = {}
-    for seed, name in enumerate(("first", "second")):
-        retriever = Retriever.from_checkpoint(make_checkpoint(f"{name}.ckpt", seed=seed), num_workers=0)
-        made[name] = retriever.index(tmp_path / "images", progress=False)
-    made["second"].remove(str(tmp_path / "images" / "eel" / "4.png"))
-    return made
+    return Retriever.from_pretrained(make_checkpoint(), num_workers=0).index(tmp_path / "images", progress=False)

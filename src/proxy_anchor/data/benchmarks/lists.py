@@ -57,7 +57,7 @@ def read_columns(file: Path, num_columns: int, *, skip_lines: int = 0) -> list[t
         if len(values) != num_columns:
             raise UsageError(
                 f"{place}: expected {num_columns} columns, found {len(values)}: {' '.join(values)[:80]!r}. "
-                "HostCopy the list again."
+                "Fetch the list again."
             )
     return rows
 
@@ -65,5 +65,5 @@ def read_columns(file: Path, num_columns: int, *, skip_lines: int = 0) -> list[t
 def as_int(text: str, place: str) -> int:
     """Parse a class id of a list file, counted from 1."""
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise UsageError(f"{place}: {text!r} is no class id: the file is damaged or another list. HostCopy it again.")
+        raise UsageError(f"{place}: {text!r} is no class id: the file is damaged or another list. Fetch it again.")
     return int(text)

@@ -30,7 +30,7 @@ async function search(show, request) {
     const answer = await request();
     if (mine !== latest) return;
     show(answer);
-    $("results").replaceChildren(...answer.results.map(panel));
+    $("results").replaceChildren(panel(answer));
     say("");
   } catch (error) {
     if (mine === latest) say(error.message, true);
@@ -57,24 +57,23 @@ function upload(file) {
   );
 }
 
-function searchItem(model, id) {
+function searchItem(id) {
   return search(
-    (answer) => showQuery(`thumbnail/${model}/${id}`, answer.name),
-    () => ask(`api/search/${model}/${id}?k=${k()}`),
+    (answer) => showQuery(`thumbnail/${id}`, answer.name),
+    () => ask(`api/search/${id}?k=${k()}`),
   );
 }
 
 function panel(result) {
-  const about_ = about.models[result.model];
-  const vote = result.class === null || result.class === undefined ? ""
+  const vote = result.class === null ? ""
     : ` – class by vote: ${result.class} (${Math.round(100 * result.share)} %)`;
   const hits = result.hits.map((hit) => {
     const button = element("button", {
-      type: "button", className: hit.is_match ? "hit match" : "hit", title: `search on from ${hit.name}`,
-      onclick: () => searchItem(result.model, hit.id),
+      type: "button", className: hit.is_match ? "hit match" : "hit", title: `search from ${hit.name}`,
+      onclick: () => searchItem(hit.id),
     });
     button.append(
-      element("img", { src: `thumbnail/${result.model}/${hit.id}`, alt: hit.name }),
+      element("img", { src: `thumbnail/${hit.id}`, alt: hit.name }),
       element("span", { className: "similarity", textContent: (hit.is_match ? "match " : "") + hit.similarity.toFixed(3) }),
       element("span", { textContent: hit.label ?? "" }),
       element("span", { textContent: hit.name.split(/[\\/]/).pop() }),
@@ -82,8 +81,7 @@ function panel(result) {
     return button;
   });
   return element("section", {},
-    element("h2", { textContent: `${about_.name} (${about_.images} images)${vote}` }),
-    element("p", { textContent: result.error ?? "" }),
+    element("h2", { textContent: `${about.name} (${about.images} images)${vote}` }),
     element("div", { className: "hits" }, ...hits));
 }
 
@@ -99,16 +97,14 @@ async function showMap() {
   if ($("map").hidden || $("map").children.length) return;
   say("Drawing the map ...");
   try {
-    for (let model = 0; model < about.models.length; model += 1) {
-      drawMap(model, (await ask(`api/map/${model}`)).points);
-    }
+    drawMap((await ask("api/map")).points);
     say("");
   } catch (error) {
     say(error.message, true);
   }
 }
 
-function drawMap(model, points) {
+function drawMap(points) {
   const size = 560;
   const margin = 12;
   const canvas = element("canvas", { width: size, height: size });
@@ -131,9 +127,8 @@ function drawMap(model, points) {
     const point = nearest(event);
     caption.textContent = `${point.label ?? ""} ${point.name.split(/[\\/]/).pop()}`;
   };
-  canvas.onclick = (event) => searchItem(model, nearest(event).id);
-  const heading = element("h2", { textContent: about.models[model].name });
-  $("map").append(element("div", {}, heading, canvas, caption));
+  canvas.onclick = (event) => searchItem(nearest(event).id);
+  $("map").append(element("div", {}, canvas, caption));
 }
 
 async function start() {
@@ -157,7 +152,7 @@ async function start() {
     if (event.dataTransfer.files.length) upload(event.dataTransfer.files[0]);
   });
   $("show-map").onclick = showMap;
-  say(`Ready: ${about.models.map((each) => `${each.images} images`).join(", ")}.`);
+  say(`Ready: ${about.images} images.`);
 }
 
 start();

@@ -1,14 +1,13 @@
-"""A page to search by picture: a few routes over one or two retrievers, and three static files.
+"""A local page that searches by picture.
 
-Starlette and uvicorn rather than a page builder: two small packages, nothing fetched from elsewhere by the browser, and
-no file of this machine is served but those three (pictures are asked for by number, never by path).
+The browser fetches nothing from elsewhere, and pictures are requested by number, never by path.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any
@@ -17,7 +16,8 @@ import numpy as np
 
 from proxy_anchor.data.images import open_input
 from proxy_anchor.errors import UsageError, check_int
-from proxy_anchor.inference.retriever import Hit, Retriever, vote
+from proxy_anchor.inference.hits import Hit, vote
+from proxy_anchor.inference.retriever import Retriever
 from proxy_anchor.retrieval.embedding_map import embedding_map
 
 try:
@@ -32,17 +32,17 @@ try:
 except ImportError as missing:
     raise UsageError(f"the page needs {missing.name}: pip install -e '.[app]'.") from missing
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # as Pillow names them; also the page's list of types
-LOCAL = ("127.0.0.1", "localhost")  # names of this machine, for itself
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # Pillow's names
+LOCAL = ("127.0.0.1", "localhost")
 MAX_NEIGHBOURS = 50
-MAP_IMAGES = 2000  # of larger galleries a random part is drawn: more points hide each other
+MAP_IMAGES = 2000  # more points hide each other: of larger galleries a random part is drawn
 _STATIC = {
     "": ("page.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
     "page.css": ("page.css", "text/css"),
 }
 _HEADERS = {
-    # Nothing from elsewhere, and no other site may show this page in a frame or guess types.
+    # The page loads nothing from elsewhere; no other site may show it in a frame or guess types.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -51,24 +51,29 @@ _HEADERS = {
 
 
 def make_app(
-    retrievers: Mapping[str, Retriever],
+    retriever: Retriever,
+    name: str,
     *,
     hosts: Sequence[str] = LOCAL,
     max_upload_mb: float = 10,
     max_pixels: int = 50_000_000,
 ) -> Starlette:
-    """The application over one retriever, or two to compare, by the names to show.
+    """The application over a retriever.
 
-    hosts: names under which the page may be asked for; anything else is refused, also when it leads here. "*": any.
-    max_upload_mb, max_pixels: of an uploaded image; the first is checked while it arrives, the second on its header.
+    Args:
+        retriever: with a gallery.
+        name: of the model, to show.
+        hosts: accepted host names; "*": any.
+        max_upload_mb: size of an upload, checked while it arrives.
+        max_pixels: width x height of an upload, checked on its header.
     """
-    page = _Page(retrievers, int(max_upload_mb * 2**20), max_pixels)
+    page = _Page(retriever, name, int(max_upload_mb * 2**20), max_pixels)
     routes = [
         Route("/api/about", page.about),
         Route("/api/search", page.search_upload, methods=["POST"]),
-        Route("/api/search/{model:int}/{id:int}", page.search_item),
-        Route("/api/map/{model:int}", page.map),
-        Route("/thumbnail/{model:int}/{id:int}", page.thumbnail),
+        Route("/api/search/{id:int}", page.search_item),
+        Route("/api/map", page.map),
+        Route("/thumbnail/{id:int}", page.thumbnail),
         Route("/{name}", _static),
         Route("/", _static),
     ]
@@ -76,15 +81,15 @@ def make_app(
 
 
 def run(app: Starlette, host: str, port: int) -> None:
-    """Answer until interrupted. Raises UsageError when the address cannot be had."""
+    """Serve until interrupted; UsageError when the address cannot be opened."""
     config = uvicorn.Config(app, host=host, port=port, log_level="error", limit_concurrency=64)
     try:
         socket = config.bind_socket()
-    except SystemExit as error:  # uvicorn's answer to a port in use
+    except SystemExit as error:  # what uvicorn raises for a port in use
         raise UsageError(
             f"{host}:{port} cannot be opened: it is in use or not this machine's; choose another port."
         ) from error
-    socket.listen()  # a browser that is faster than the server's start waits instead of failing
+    socket.listen()  # a browser that connects before the server is ready waits
     print(f"open http://{host}:{socket.getsockname()[1]}  (Ctrl-C ends it)", flush=True)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run([socket])
@@ -100,31 +105,30 @@ async def _static(request: Request) -> Response:
 
 
 def _json(content: Any, status: int = 200) -> Response:
-    # Escaped: a file's name need not be UTF-8.
+    # Escaped, unlike JSONResponse: a file's name need not be UTF-8.
     return Response(json.dumps(content, allow_nan=False), status, _HEADERS, "application/json")
 
 
 class _Page:
-    """What the routes do."""
+    """The routes' functions."""
 
-    def __init__(self, retrievers: Mapping[str, Retriever], max_bytes: int, max_pixels: int) -> None:
-        self.names, self.retrievers = list(retrievers), list(retrievers.values())
+    def __init__(self, retriever: Retriever, name: str, max_bytes: int, max_pixels: int) -> None:
+        self.retriever, self.name = retriever, name
         self.max_bytes, self.max_pixels = max_bytes, max_pixels
         self._lock = threading.Lock()  # one network pass or search at a time
-        self._map_lock = threading.Lock()  # of its own: a map takes seconds, and searches go on meanwhile
-        self._maps: dict[int, list[dict[str, Any]]] = {}
+        self._map_lock = threading.Lock()  # separate: a map takes seconds, and searches continue meanwhile
+        self._points: list[dict[str, Any]] | None = None
 
     def about(self, request: Request) -> Response:
-        """The models and limits, for the page to show and to check before it sends."""
-        models = [{"name": name, "images": len(each)} for name, each in zip(self.names, self.retrievers, strict=True)]
-        types = [f"image/{name.lower()}" for name in FORMATS]
-        return _json({"models": models, "max_bytes": self.max_bytes, "types": types, "max_k": MAX_NEIGHBOURS})
+        """Model and limits, which the page shows and checks before it sends."""
+        about = {"name": self.name, "images": len(self.retriever)}
+        return _json(about | {"max_bytes": self.max_bytes, "max_k": MAX_NEIGHBOURS})
 
     async def search_upload(self, request: Request) -> Response:
-        """The request's body is the image file.
+        """Neighbours of the image file in the request's body.
 
-        A picture that cannot be read is a result to show, not a failure of the request: status 200 with "error". A
-        page of another site cannot post a body of an image type here without being asked first, which is never answered.
+        An unreadable picture is status 200 with "error", for the page to show. Only image types are accepted: a browser
+        does not let a page of another site post those here.
         """
         if not request.headers.get("content-type", "").startswith("image/"):
             return _json({"error": "expected an image file."}, 415)
@@ -133,64 +137,43 @@ class _Page:
             async for part in request.stream():
                 body += part
                 if len(body) > self.max_bytes:
-                    limit = self.max_bytes / 2**20
-                    return _json({"error": f"the file is larger than {limit:.3g} MB."}, 413)
+                    return _json({"error": f"the file is larger than {self.max_bytes / 2**20:.3g} MB."}, 413)
         except ClientDisconnect:
             return Response(status_code=400)
         try:
-            k = _count(request)
-            return _json(await run_in_threadpool(self._search_bytes, bytes(body), k))
+            return _json(await run_in_threadpool(self._search_bytes, bytes(body), _count(request)))
         except UsageError as error:
             return _json({"error": str(error)})
 
     def _search_bytes(self, content: bytes, k: int) -> dict[str, Any]:
         image = open_input(content, max_pixels=self.max_pixels, formats=FORMATS)
         with self._lock:
-            found = [each.search(image, min(k, len(each)))[0] for each in self.retrievers]
-        return {"results": [_describe(number, hits) for number, hits in enumerate(found)]}
+            return _describe(self.retriever.search(image, min(k, len(self.retriever)))[0])
 
     def search_item(self, request: Request) -> Response:
-        """The neighbours of a gallery image, in every model's gallery that has an image of that name."""
+        """Neighbours of a gallery image."""
+        id_ = request.path_params["id"]
         try:
-            model, id_ = self._item(request)
-            name = self.retrievers[model].items[id_].name
-            results = []
+            k = min(_count(request), len(self.retriever) - 1)
             with self._lock:
-                for number, retriever in enumerate(self.retrievers):
-                    try:
-                        own = retriever.id_of(name)
-                    except UsageError as error:
-                        results.append({"model": number, "error": str(error), "hits": []})
-                        continue
-                    k = min(_count(request), len(retriever) - 1)
-                    results.append(_describe(number, retriever.search_item(own, k) if k else []))
-            return _json({"name": name, "results": results})
+                hits = self.retriever.search_item(id_, k) if k else []
+            return _json({"name": self.retriever.items[id_].name, **_describe(hits)})
         except UsageError as error:
             return _json({"error": str(error)}, 404)
 
     def map(self, request: Request) -> Response:
-        """Places in [0, 1] x [0, 1] of at most MAP_IMAGES images, computed once: t-SNE, or PCA without scikit-learn."""
-        model = request.path_params["model"]
-        if model >= len(self.retrievers):
-            return _json({"error": f"there is no model {model}."}, 404)
+        """Places in [0, 1] x [0, 1] of at most MAP_IMAGES images, computed once."""
         with self._map_lock:
-            if model not in self._maps:
-                self._maps[model] = _map(self.retrievers[model])
-            return _json({"points": self._maps[model]})
+            if self._points is None:
+                self._points = _map(self.retriever)
+            return _json({"points": self._points})
 
     def thumbnail(self, request: Request) -> Response:
-        """The small JPEG of a gallery image."""
-        try:
-            model, id_ = self._item(request)
-        except UsageError:
+        """A small JPEG of a gallery image."""
+        id_ = request.path_params["id"]
+        if id_ not in self.retriever.items:
             return Response(status_code=404, headers=_HEADERS)
-        return Response(self.retrievers[model].thumbnail(id_), headers=_HEADERS, media_type="image/jpeg")
-
-    def _item(self, request: Request) -> tuple[int, int]:
-        model, id_ = request.path_params["model"], request.path_params["id"]
-        if model >= len(self.retrievers) or id_ not in self.retrievers[model].items:
-            raise UsageError(f"model {model} has no image {id_}.")
-        return model, id_
+        return Response(self.retriever.thumbnail(id_), headers=_HEADERS, media_type="image/jpeg")
 
 
 def _count(request: Request) -> int:
@@ -201,9 +184,9 @@ def _count(request: Request) -> int:
     return min(int(text), MAX_NEIGHBOURS)
 
 
-def _describe(model: int, hits: Sequence[Hit]) -> dict[str, Any]:
+def _describe(hits: Sequence[Hit]) -> dict[str, Any]:
     label, share = vote(hits)
-    return {"model": model, "class": label, "share": share, "hits": [vars(hit) for hit in hits]}
+    return {"class": label, "share": share, "hits": [vars(hit) for hit in hits]}
 
 
 def _map(retriever: Retriever) -> list[dict[str, Any]]:
@@ -213,10 +196,10 @@ def _map(retriever: Retriever) -> list[dict[str, Any]]:
         ids, vectors = ids[chosen], vectors[chosen]
     try:
         places = embedding_map(vectors, method="tsne")
-    except UsageError:
+    except UsageError:  # without scikit-learn
         places = embedding_map(vectors)
     items = retriever.items
     return [
-        {"id": int(id_), "x": float(x), "y": float(y), "label": items[int(id_)].label, "name": items[int(id_)].name}
-        for id_, (x, y) in zip(ids, places, strict=True)
+        {"id": id_, "x": x, "y": y, "label": items[id_].label, "name": items[id_].name}
+        for id_, (x, y) in zip(ids.tolist(), places.tolist(), strict=True)
     ]

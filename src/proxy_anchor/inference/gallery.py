@@ -1,0 +1,55 @@
+"""A gallery folder, opened for search; an index folder is updated from it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from proxy_anchor.errors import UsageError
+from proxy_anchor.inference.checkpoint import load_trained
+from proxy_anchor.inference.retriever import INDEX_FILE, Retriever
+
+
+def open_index(
+    checkpoint: str | Path, gallery: str | Path | None, index: str | Path | None, **options: Any
+) -> Retriever:
+    """A retriever over a gallery folder, or an index updated from it.
+
+    Args:
+        checkpoint: see `load_trained`.
+        gallery: folder of images; None: the index as it is.
+        index: folder of the index; None: nothing is kept.
+        options: the arguments of `Retriever`.
+
+    Prints unreadable images and what changed. Raises UsageError as `Retriever.index` and `Retriever.load` do.
+    """
+    retriever = Retriever(load_trained(checkpoint), **options)
+    if index is None:
+        if gallery is None:
+            raise UsageError("name a gallery folder, an index folder, or both.")
+        retriever.index(gallery)
+        report_skipped(retriever.skipped)
+    else:
+        index = Path(index)
+        if gallery is None or (index / INDEX_FILE).is_file():
+            retriever.load(index)
+        if gallery is not None:
+            shards = index.with_name(f".{index.name}.parts")
+            added, removed = retriever.update(gallery, shards=shards)
+            report_skipped(retriever.skipped)
+            if added or removed:
+                retriever.save(index)
+                print(f"index {index}: {added:,} images added or changed, {removed:,} removed")
+            shutil.rmtree(shards, ignore_errors=True)
+    print(f"gallery: {len(retriever):,} images", flush=True)
+    return retriever
+
+
+def report_skipped(skipped: Sequence[tuple[str, str]]) -> None:
+    """Print the number of unreadable images, and each with its reason."""
+    if skipped:
+        print(f"{len(skipped)} images cannot be read and are left out:")
+        for name, reason in skipped:
+            print(f"  {reason if name in reason else f'{name}: {reason}'}", flush=True)
