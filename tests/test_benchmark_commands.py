@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from commands import REPOSITORY, TINY_GLYPHS
 
 FOLDER = REPOSITORY / "benchmarks"
@@ -61,30 +60,11 @@ def test_loss_prints_a_table_and_records_its_rows(run, tmp_path: Path) -> None:
     assert len(rows_of(tmp_path, "loss")) == 2 * len(rows)  # added to, not replaced
 
 
-def test_rounds_are_interleaved(common) -> None:
-    calls: list[str] = []
-    functions = {name: (lambda name=name: calls.append(name)) for name in "ab"}
-    seconds = common.interleaved_seconds(functions, torch.device("cpu"), repeats=3, warmup=2)
-    assert "".join(calls) == "aabb" + "ababab"
-    assert [len(each) for each in seconds.values()] == [3, 3]
-
-
-def test_ratio_is_taken_within_each_round(common) -> None:
-    assert common.median_ratio([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == 2.0
-
-
 def test_search_compares_engines_that_agree(run, tmp_path: Path) -> None:
     output = run("search.py", "--quick", "--device", "cpu", "--output", "results")
     assert re.search(r"bare product +\d+\.\d+ +1\.00", output)
     rows = rows_of(tmp_path, "search")
     assert {"bare product", "torch"} <= {row["engine"] for row in rows}
-
-
-def test_startup_times_commands(run, tmp_path: Path) -> None:
-    run("startup.py", "--quick", "--output", "results")
-    rows = rows_of(tmp_path, "startup")
-    assert [row["command"] for row in rows] == ["import torch", "import proxy_anchor", "train.py --help"]
-    assert rows[1]["seconds"] < rows[0]["seconds"]  # the package imports nothing heavy before it is used
 
 
 @pytest.mark.slow
@@ -100,11 +80,6 @@ def test_a_start_is_taken_apart_with_an_empty_and_a_filled_cache(run, tmp_path: 
         assert min(parts) >= 0
         assert sum(parts) == pytest.approx(row["start_s"])
         assert 0 < row["first_eval_s"] < row["start_s"] < row["wall_s"]
-
-
-@pytest.mark.parametrize("script", ["fast_start.py", "throughput.py"])
-def test_help_of_those_that_take_overrides_says_what_they_do(script: str, run, tmp_path: Path) -> None:
-    assert f"python benchmarks/{script} dataset=cars" in run(script, "--help")
 
 
 def test_throughput_is_a_share_of_the_network_alone(run, tmp_path: Path) -> None:
@@ -166,8 +141,3 @@ def test_compiled_checks_each_network_in_a_process_of_its_own(run, tmp_path: Pat
     ]
     assert all(row["passed"] == row["draws"] == 2 and row["refused"] == "" for row in rows)
     assert all(0.5 < row["plain"] < 1 and 0.5 < row["compiled"] < 1 for row in rows)
-
-
-def test_a_copy_without_git_records_its_commit(common, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROXY_ANCHOR_COMMIT", "abc123")
-    assert common.commit() == "abc123"

@@ -77,9 +77,3 @@ def test_a_run_stops_early_and_logs_learning_rates_and_settings(tmp_path: Path) 
         assert [float(row[f"lr/{name}"]) for row in rows if row[f"lr/{name}"]] == pytest.approx([rate, rate])
         assert any(row[f"lr-AdamW/{name}"] for row in rows)
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["optimizer"]["lr"] == cfg.optimizer.lr
-
-
-def test_a_progress_bar_that_is_given_takes_the_place_of_this_projects() -> None:
-    cfg = compose_train("trainer.enable_progress_bar=true")
-    assert len(config._progress_bars(cfg, [])) == 1
-    assert config._progress_bars(cfg, [pl.callbacks.TQDMProgressBar()]) == []

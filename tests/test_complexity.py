@@ -44,10 +44,6 @@ def test_every_size_has_classes_for_its_batch(complexity, axis):
         complexity.make_step("n_pair", {**complexity.BASE, "batch": 240, "classes": 100}, torch.device("cpu"))
 
 
-def test_exponent_of_powers(complexity):
-    assert complexity.exponent([1, 10, 20, 40], [5.0, 100.0, 400.0, 1600.0]) == pytest.approx(2)
-
-
 def test_memory_without_torchs_own_count(complexity):
     device = torch.device("cpu")
     kept = torch.ones(250_000, requires_grad=True)

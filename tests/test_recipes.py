@@ -113,10 +113,6 @@ def test_resolved_config_of_each_pair(dataset, network):
     check_learning(**learning(cfg))
 
 
-def test_the_table_is_complete():
-    assert len(RECIPES) == len(RECALL_K) * len(PREPROCESSING) == 16
-
-
 @pytest.mark.parametrize("network", PREPROCESSING)
 def test_pixels_of_each_network(network):
     name, mean, std = PREPROCESSING[network]

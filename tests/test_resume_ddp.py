@@ -106,16 +106,6 @@ def test_a_truncated_checkpoint_is_said_once_and_all_use_the_one_before(interrup
     assert_same_end(interrupted, straight)
 
 
-def test_a_finished_run_is_not_repeated(straight, arguments):
-    before = (straight / "runs/x/last.ckpt").stat().st_mtime_ns
-    assert "finished: it is not repeated" in run_ok("train.py", *arguments, cwd=straight)
-    process = start(*arguments, cwd=straight, launcher=TORCHRUN)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert output.count("finished: it is not repeated") == 1
-    assert (straight / "runs/x/last.ckpt").stat().st_mtime_ns == before
-
-
 def test_other_settings_are_named_once(interrupted, arguments):
     for launcher in (None, TORCHRUN):
         process = start(*arguments, "loss.alpha=16", cwd=interrupted, launcher=launcher)

@@ -105,30 +105,6 @@ def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, sta
 
 
 @pytest.mark.slow
-def test_a_command_that_comes_before_the_first_checkpoint_removes_nothing(glyphs, start_and_halt, tmp_path):
-    # What an interrupted run leaves by then is begun anew.
-    first = start_and_halt(*RUN, glyphs, line="before training")
-    done = run_entry("train.py", *RUN, glyphs, cwd=tmp_path)
-    assert "is in use by process" in done.stderr
-    ended(first)
-    assert assert_one_run(tmp_path / "runs/x") == 1
-
-
-@pytest.mark.slow
-def test_after_a_kill_the_same_command_goes_on_at_once(glyphs, start_and_halt, tmp_path):
-    workers = [
-        each.replace("data.num_workers=0", "data.num_workers=2") for each in RUN
-    ]  # forked, and live for seconds more
-    first = start_and_halt(*workers, glyphs, line="epoch 2/5")
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    assert (tmp_path / "runs/.x.lock").is_file()
-    assert "continued after epoch" in run_ok("train.py", *workers, glyphs, cwd=tmp_path)
-    assert assert_one_run(tmp_path / "runs/x") == 1
-    assert not (tmp_path / "runs/.x.lock").exists()
-
-
-@pytest.mark.slow
 def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_does_not(
     glyphs, start_and_halt, tmp_path
 ):

@@ -109,31 +109,6 @@ def test_evaluate_refuses_what_is_no_checkpoint(trained, tmp_path):
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_sweep_prints_one_table_and_equals_single_runs(tmp_path):
-    arguments = [*TINY_GLYPHS, "trainer.max_epochs=2"]
-    output = run_ok("train.py", "-m", "run=sweep", "loss.alpha=16,32", "loss.delta=0,0.1", *arguments, cwd=tmp_path)
-    table = [line.split() for line in output.strip().splitlines()[-6:]]
-    assert table[0][:3] == ["job", "loss.alpha", "loss.delta"]
-    assert [row[:3] for row in table[2:]] == [
-        ["0", "16", "0"],
-        ["1", "16", "0.1"],
-        ["2", "32", "0"],
-        ["3", "32", "0.1"],
-    ]
-    run_ok("train.py", "run=single", "loss.alpha=32", "loss.delta=0.1", *arguments, cwd=tmp_path)
-    job, single = (json.loads((tmp_path / "runs" / name / "result.json").read_text()) for name in ("sweep/3", "single"))
-    for row, same in zip(job["history"], single["history"], strict=True):
-        assert (row["recall"], row["train_loss"]) == (same["recall"], same["train_loss"])
-
-
-def test_failed_job_of_a_sweep_is_shown_and_exits_with_an_error(tmp_path):
-    done = run_entry("train.py", "-m", "run=sweep", "loss.alpha=-1,32", *TINY_GLYPHS, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "loss.alpha=-1: expected a finite number above 0" in done.stdout
-    assert "error: loss.alpha=-1" in done.stderr
-    assert (tmp_path / "runs" / "sweep" / "1" / "result.json").is_file()  # the other job was run all the same
-
-
 def test_validation_classes_select_the_epoch(tmp_path):
     output = run_ok("train.py", "run=x", "validation=classes", *TINY_GLYPHS, "trainer.max_epochs=3", cwd=tmp_path)
     assert "held-out training classes" in output
@@ -193,12 +168,6 @@ def test_sweep_over_held_out_classes_shows_what_selected(tmp_path):
     output = run_ok("train.py", "-m", "run=x", *arguments, cwd=tmp_path)
     assert "validation R@1" in output
     assert "selected R@1" in output
-
-
-def test_a_tagged_name_has_the_recipe_of_its_network():
-    cfg = compose_train("dataset=cub", "backbone=resnet50.tv2_in1k")
-    assert cfg.backbone.name == "resnet50.tv2_in1k"
-    assert (cfg.data.batch_size, cfg.optimizer.warmup_epochs, cfg.scheduler.step_size) == (120, 5, 5)
 
 
 @pytest.mark.parametrize(
@@ -271,48 +240,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, tmp_path):
     assert "Traceback" not in done.stderr
     assert len([line for line in done.stderr.splitlines() if "drawing" not in line and line.strip()]) == 1
     assert not (tmp_path / "runs" / "x").exists()
-
-
-def test_unreadable_image_stops_the_run_in_one_line(tmp_path):
-    for number in range(6):
-        folder = tmp_path / "mine" / f"class{number}"
-        folder.mkdir(parents=True)
-        for index in range(6):
-            Image.effect_noise((64, 64), 50).convert("RGB").save(folder / f"{index}.png")
-    bad = tmp_path / "mine" / "class1" / "3.png"
-    bad.write_bytes(bad.read_bytes()[:2000])
-    done = run_entry(
-        "train.py",
-        "dataset=folder",
-        "dataset.root=mine",
-        "run=x",
-        "backbone=test_resnet",
-        "backbone.pretrained=false",
-        "batch_norm=train",
-        "optimizer.warmup_epochs=0",
-        "data.batch_size=4",
-        "data.num_workers=2",
-        "trainer.max_epochs=1",
-        "trainer.enable_progress_bar=false",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith(f"error: 1 searched images cannot be used: {bad} (")
-    assert "Traceback" not in done.stderr
-
-
-def test_a_run_folder_is_never_mixed_with_another_run(tmp_path):
-    run_ok("train.py", "run=x", *TINY_GLYPHS, cwd=tmp_path)
-    before = {path: path.read_bytes() for path in (tmp_path / "runs" / "x").rglob("*") if path.is_file()}
-    done = run_entry("train.py", "run=x", "loss.alpha=16", *TINY_GLYPHS, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "holds a run with other settings (loss.alpha): choose another run=NAME" in done.stderr
-    assert before == {path: path.read_bytes() for path in (tmp_path / "runs" / "x").rglob("*") if path.is_file()}
-
-
-def test_any_timm_name_is_a_backbone(tmp_path):
-    output = run_ok("train.py", "backbone=test_vit", "backbone.pretrained=false", *TINY_GLYPHS, cwd=tmp_path)
-    assert "network: test_vit, 16-d" in output
 
 
 def test_colours_and_drop_path_train_and_are_said(tmp_path):

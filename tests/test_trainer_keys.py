@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from evaluate import evaluate
 from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
-from train import main as train_entry
 from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -105,12 +103,6 @@ def test_evaluations_that_no_checkpoint_has_are_refused(tmp_path: Path, override
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("key", ["val_check_interval", "limit_val_batches"])
-def test_whole_evaluations_are_accepted(tmp_path: Path, key: str) -> None:
-    for value in ("1.0", "null"):
-        settings.check_config(config(tmp_path, f"+trainer.{key}={value}"))
-
-
 class Images(pl.Callback):
     """The images of every training batch, by their numbers."""
 
@@ -148,11 +140,6 @@ def test_recall_of_a_part_of_the_images_is_not_scored(
     if "debug=overfit" in overrides:
         assert len(seen.batches) == epochs
         assert all(each == seen.batches[0] for each in seen.batches)
-
-
-def test_a_sweep_sees_no_number_of_such_a_run(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "output_folder", lambda: tmp_path)
-    assert math.isnan(train_entry(config(data_root, "debug=fdr")))
 
 
 def test_the_profiler_prints_its_table_and_recall_is_scored(tmp_path: Path) -> None:

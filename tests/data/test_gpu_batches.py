@@ -206,14 +206,6 @@ def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, ca
         assert (images.int() - same.int()).abs().max() <= 1
 
 
-def test_without_a_card_auto_is_the_reference(table: ImageTable) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a card is here")
-    _, data = fed(table, crop_on="auto", cache="auto")
-    assert data.loading is not None
-    assert (data.loading["crop_on"], data.loading["cache"]) == ("cpu", "none")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

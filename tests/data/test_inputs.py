@@ -17,11 +17,9 @@ from PIL import Image
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.images import (
     InputImages,
-    class_folders,
     collate_readable,
     find_images,
     input_key,
-    make_thumbnail,
     open_input,
 )
 from proxy_anchor.errors import UsageError
@@ -71,14 +69,6 @@ def test_a_decompression_bomb_is_refused_by_its_header() -> None:
         open_input(png_header(60_000, 60_000))
 
 
-def test_formats_can_be_limited() -> None:
-    stream = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(stream, "PPM")
-    assert open_input(stream.getvalue()).size == (4, 4)
-    with pytest.raises(UsageError, match="no image of a known format"):
-        open_input(stream.getvalue(), formats=("JPEG", "PNG"))
-
-
 def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path) -> None:
     for name in ("10.png", "2.png", "sub/1.JPG", ".hidden.png", "__MACOSX/3.png", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -90,12 +80,6 @@ def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="holds no image"):
         find_images(tmp_path / "empty")
-
-
-def test_sub_folders_are_classes_only_where_every_image_has_one(tmp_path: Path) -> None:
-    below = [tmp_path / "cat" / "1.png", tmp_path / "dog" / "x" / "2.png"]
-    assert class_folders(below, tmp_path) == ["cat", "dog"]
-    assert class_folders([*below, tmp_path / "3.png"], tmp_path) == [None, None, None]
 
 
 def test_key_changes_with_the_file(write_images: Callable) -> None:
@@ -121,9 +105,3 @@ def test_unreadable_images_keep_their_place_and_reason(write_images: Callable, t
     assert "bad.jpg" in skipped[0][1]
     assert Image.open(io.BytesIO(thumbnails[0])).size == (8, 8)
     assert collate_readable([dataset[1]])[0] == []
-
-
-def test_thumbnail_keeps_the_shape() -> None:
-    small = Image.open(io.BytesIO(make_thumbnail(Image.new("RGB", (200, 50), "red"), 40)))
-    assert small.size == (40, 10)
-    assert small.format == "JPEG"

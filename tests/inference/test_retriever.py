@@ -71,24 +71,6 @@ def test_batches_and_workers_change_nothing(make_checkpoint: Callable, gallery: 
     assert torch.allclose(whole.embeddings, parts.embeddings, atol=1e-6)
 
 
-def test_bf16_is_another_precision_of_the_same_embeddings(make_checkpoint: Callable, gallery: Path, tmp_path) -> None:
-    paths, trained = sorted(gallery.rglob("*.png")), load_trained(make_checkpoint())
-    done = [
-        Embedder(trained, precision=each, num_workers=0).embed(paths, shards=tmp_path / "parts", progress=False)
-        for each in ("32", "bf16")
-    ]
-    assert [each.reused for each in done] == [0, 0]  # parts of another precision are not taken
-    assert done[1].embeddings.dtype == torch.float32
-    assert 0.99 < (done[0].embeddings * done[1].embeddings).sum(1).min() < 1 - 1e-6
-
-
-def test_many_queries_at_once_are_the_same_as_one_by_one(retriever: Retriever, gallery: Path) -> None:
-    paths = sorted(gallery.rglob("*.png"))[::4]
-    together = retriever.search(paths, k=3)
-    for path, hits in zip(paths, together, strict=True):
-        assert names(hits) == names(retriever.search(path, k=3)[0])
-
-
 def test_searching_on_from_an_image_leaves_it_out(retriever: Retriever) -> None:
     hits = retriever.search_item(4, k=14)
     assert sorted(hit.id for hit in hits) == [i for i in range(15) if i != 4]
@@ -202,16 +184,6 @@ def test_a_folder_of_something_else_is_not_overwritten(retriever: Retriever, gal
     assert (gallery / "cat" / "0.png").is_file()
 
 
-def test_an_index_behind_a_link_is_replaced_where_it_is(retriever: Retriever, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "index").symlink_to("disk")
-    for _ in range(2):
-        retriever.save(tmp_path / "index")
-    assert (tmp_path / "index").is_symlink()
-    assert (tmp_path / "disk" / "index.json").is_file()
-    assert not list(tmp_path.glob(".*"))
-
-
 class CountingEmbedder:
     """Counts the images that the network sees, and can fail after some."""
 
@@ -262,23 +234,6 @@ def test_a_damaged_part_is_embedded_again(make_checkpoint, gallery: Path, tmp_pa
     counter = CountingEmbedder(monkeypatch)
     retriever.index(gallery, shards=tmp_path / "parts", progress=False)
     assert counter.seen == 15
-
-
-def test_classes_follow_the_folder(retriever: Retriever, gallery: Path) -> None:
-    Image.new("RGB", (40, 40), "red").save(gallery / "stray.png")
-    assert retriever.update(gallery, progress=False) == (1, 0)
-    assert {item.label for item in retriever.items.values()} == {None}
-    (gallery / "stray.png").unlink()
-    assert retriever.update(gallery, progress=False) == (0, 1)
-    assert {item.label for item in retriever.items.values()} == {"cat", "dog", "eel"}
-
-
-def test_an_image_that_was_spoilt_leaves_the_gallery(retriever: Retriever, gallery: Path) -> None:
-    (gallery / "dog" / "0.png").write_text("spoilt")
-    assert retriever.update(gallery, progress=False) == (0, 1)
-    assert [name for name, _ in retriever.skipped] == [str(gallery / "dog" / "0.png")]
-    assert len(retriever) == 14
-    assert retriever.update(gallery, progress=False) == (0, 0)
 
 
 def test_open_index_follows_its_folder(make_checkpoint, gallery: Path, tmp_path, monkeypatch, capsys) -> None:

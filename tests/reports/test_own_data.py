@@ -103,15 +103,6 @@ def test_a_benchmark_by_name_alone_or_in_part_is_data_of_its_own(tmp_path):
     assert sorted((row.ours[1].mean, row.runs) for row in ours) == [(40, 1), (pytest.approx(55), 2)]
 
 
-def test_glyphs_of_other_settings_are_other_data(tmp_path):
-    for number, data in enumerate((BIRDS, BIRDS, BOATS)):
-        folder = write_run(tmp_path / str(number), f"seed={number}", recall_1=0.5 + number / 10)
-        result = json.loads((folder / "result.json").read_text()) | {"data": data}
-        (folder / "result.json").write_text(json.dumps(result))
-    [table] = paper_tables(read_runs(tmp_path))
-    assert [(row.data, row.run_names) for row in table.rows] == [("glyphs (1)", "0, 1"), ("glyphs (2)", "2")]
-
-
 def test_the_files_name_data_and_run_and_say_nothing_of_the_paper(tmp_path, report):
     write_own(tmp_path / "runs/a", "/here/my_birds", BIRDS, recall_1=0.4)
     output = report(f"runs={tmp_path}/runs", f"output={tmp_path}/report")

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.paper import Contract, paper_tables, terminal_text
-from proxy_anchor.reports.runs import BEFORE, differences, read_runs, settings
+from proxy_anchor.reports.runs import BEFORE, read_runs, settings
 
 RECALL = {"1": 0.861, "2": 0.917, "4": 0.95, "8": 0.973}
 
@@ -140,17 +140,6 @@ def test_folders_that_are_no_finished_run_are_left_out_and_said(tmp_path, report
         read_runs(tmp_path / "runs/killed")
 
 
-def test_a_seed_that_was_run_twice_is_said(tmp_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        write_run(tmp_path / name, *CARS, f"seed={seed}")
-    assert main_row(paper_tables(read_runs(tmp_path), [contract()])).mark == "seed 1 was run 2 times"
-
-
-def test_no_difference_of_a_config_with_itself():
-    config = OmegaConf.to_container(compose_train(*CARS), resolve=True)
-    assert differences(config, config) == []
-
-
 def test_the_command_writes_every_form_and_checks_the_contract(tmp_path, report):
     write_run(tmp_path / "runs/a", "experiment=cars_512", "seed=1")
     write_run(tmp_path / "runs/b", "experiment=cars_512", "seed=2", "optimizer.lr=2e-4")
@@ -173,9 +162,3 @@ def test_a_whole_number_is_the_same_setting_with_and_without_a_point(tmp_path):
     write_run(tmp_path / "sweep", *CARS, "seed=2", "loss.alpha=32", "dataset.images.scale=[0.08,1]")
     row = main_row(paper_tables(read_runs(tmp_path), [contract()]))
     assert (row.runs, row.mark) == (2, "")
-
-
-def test_how_a_run_was_started_is_no_difference():
-    contract = {"loss": {"alpha": 32}, "resume": "auto", "launcher": {"name": "basic"}}
-    assert differences({"loss": {"alpha": 32}, "resume": "never"}, contract) == []
-    assert differences({"loss": {"alpha": 16}, "resume": "never"}, contract) == ["loss.alpha 16 (contract 32)"]

@@ -92,16 +92,6 @@ def refused(*arguments, **named) -> str:
     return str(caught.value)
 
 
-def test_the_protocols_counts():
-    assert vars(cars.EXPECTED) == {
-        "train_classes": 98,
-        "train": 8054,
-        "test_classes": 98,
-        "query": 8131,
-        "gallery": None,
-    }
-
-
 JOINT_PAIRS = (
     [("000001.jpg", "1"), ("000002.jpg", "98"), ("000005.jpg", "98"), ("000006.jpg", "2")],
     [("000003.jpg", "99"), ("000004.jpg", "196"), ("000007.jpg", "150"), ("000008.jpg", "150")],
@@ -186,26 +176,10 @@ def test_a_part_is_refused_with_both_counts_unless_allowed(tmp_path):
     assert "cars_test/ was not found" in splits.notice
 
 
-@pytest.mark.parametrize("classes", [[1, 98], [99, 196]])
-def test_one_side_alone_is_refused_even_when_partial(tmp_path, classes):
-    assert "is not the whole benchmark" in refused(make_joint(tmp_path, classes=classes), allow_partial=True)
-
-
-def test_a_single_row_is_read(tmp_path):
-    assert cars._read_annotations(make_joint(tmp_path, classes=[7]) / "cars_annos.mat") == [("car_ims/000001.jpg", 7)]
-
-
 def test_test_annotations_without_classes_are_named(tmp_path):
     message = refused(make_two_folders(tmp_path, labelled=False))
     assert message.startswith(f"{tmp_path / 'devkit' / 'cars_test_annos.mat'} holds no classes")
     assert "cars_test_annos_withlabels.mat" in message
-
-
-def test_annotations_with_classes_are_preferred(tmp_path, complete):
-    complete(3, 4, 2, 3)
-    make_two_folders(tmp_path)
-    annotate(tmp_path / "devkit" / "cars_test_annos.mat", "fname", ["00001.jpg"], None)
-    assert len(load_cars(tmp_path).query) == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"MATLAB 5.0 MAT-file" + b"\0" * 300])
@@ -213,40 +187,6 @@ def test_a_broken_annotation_file_is_named(tmp_path, content):
     file = make_joint(tmp_path) / "cars_annos.mat"
     file.write_bytes(content)
     assert refused(tmp_path).startswith(f"{file} cannot be read as a Cars-196 annotation file")
-
-
-def test_a_mat_file_of_something_else_is_named(tmp_path):
-    file = make_joint(tmp_path) / "cars_annos.mat"
-    savemat(file, {"other": np.eye(2)})
-    assert str(file) in refused(tmp_path)
-    savemat(file, {"annotations": np.eye(2)})
-    assert f"{file} holds no classes" in refused(tmp_path)
-
-
-def test_missing_and_empty_images_are_listed(tmp_path):
-    make_joint(tmp_path)
-    (tmp_path / "car_ims" / "000003.jpg").unlink()
-    (tmp_path / "car_ims" / "000005.jpg").write_bytes(b"")
-    message = refused(tmp_path)
-    assert "000003.jpg (missing)" in message
-    assert "000005.jpg (empty)" in message
-
-
-def test_a_partial_copy_leaves_missing_images_out_and_counts_them(tmp_path):
-    make_joint(tmp_path)
-    whole = load_cars(tmp_path, allow_partial=True)
-    (tmp_path / "car_ims" / "000003.jpg").unlink()
-    (tmp_path / "car_ims" / "000005.jpg").write_bytes(b"")
-    partial = load_cars(tmp_path, allow_partial=True)
-    assert "2 listed images are missing or empty" in partial.notice
-    assert len(partial.train) + len(partial.query) == len(whole.train) + len(whole.query) - 2
-
-
-def test_a_wrong_root_says_what_is_wanted(tmp_path):
-    assert refused(tmp_path / "no").startswith(f"dataset.root={tmp_path / 'no'} is not a folder")
-    message = refused(tmp_path)
-    assert "car_ims/ with cars_annos.mat" in message
-    assert "cars_test_annos_withlabels.mat" in message
 
 
 def test_the_real_annotations_of_the_half(tmp_path):

@@ -144,22 +144,6 @@ def test_another_host_name_is_refused(address: str) -> None:
     assert ask(address, "/api/about", Host="localhost:1")[0] == 200
 
 
-def test_names_that_are_not_utf8_are_answered() -> None:
-    assert json.loads(module._json({"name": "bad\udcff.jpg"}).body)["name"] == "bad\udcff.jpg"
-
-
-def test_map_without_scikit_learn_and_of_many_images(retrievers, monkeypatch) -> None:
-    def missing(vectors, method="pca"):
-        if method == "tsne":
-            raise UsageError("needs scikit-learn")
-        return plain(vectors)
-
-    plain = module.embedding_map
-    monkeypatch.setattr(module, "embedding_map", missing)
-    monkeypatch.setattr(module, "MAP_IMAGES", 6)
-    assert len(module._map(retrievers["first"])) == 6
-
-
 def test_a_port_in_use_is_one_line(address: str, retrievers) -> None:
     with pytest.raises(UsageError, match="cannot be opened"):
         module.run(make_app(retrievers), "127.0.0.1", urlsplit(address).port)
