@@ -21,7 +21,7 @@ from proxy_anchor.cli import main as entry
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.figures import recall_curves
-from proxy_anchor.reports.tables import Spread, comparison_rows, default_levels, noise_rows, reached
+from proxy_anchor.reports.tables import Spread, comparison_rows, noise_rows, reached
 from train import train
 
 TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS, "logger=csv"]
@@ -252,10 +252,6 @@ def test_noise_side_by_side():
     assert a["20 % noise, last R@1"] == "40.0 (n = 1)"
     assert b["0 % noise, last R@1"] == "70.0 (n = 1)"
     assert b["20 % noise, best R@1"] == "-"
-
-
-def test_levels_chosen_from_the_runs():
-    assert default_levels({"a": [made_up([0, 0.8])], "b": [made_up([0, 0.5]), made_up([0, 0.6])]}) == [50.0, 72.0, 76.0]
 
 
 def test_curves_are_means_over_seeds():

@@ -63,6 +63,7 @@ def test_killed_at_any_moment(seed, straight, arguments, tmp_path):
     assert_same_end(tmp_path, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_stops_with_a_code_of_its_own(number, straight, arguments, tmp_path):
     process = start(*arguments, cwd=tmp_path)
@@ -114,6 +115,7 @@ def test_killed_between_best_ckpt_and_the_first_last_ckpt(interrupted, straight,
     assert_same_end(interrupted, straight)
 
 
+@pytest.mark.slow
 def test_best_ckpt_stays_the_best_epoch_in_a_folder_that_was_renamed(straight, tmp_path):
     chosen = [*RUN, f"dataset.root={straight}/data/glyphs"]
     here = tmp_path / "runs/x"

@@ -91,24 +91,6 @@ def test_evaluate_on_another_data_set(trained, tmp_path):
     assert "Recall@1" in output
 
 
-def test_evaluate_refuses_what_is_no_checkpoint(trained, tmp_path):
-    folder, _ = trained
-    broken = tmp_path / "broken.ckpt"
-    broken.write_bytes((folder / "best.ckpt").read_bytes()[:1000])
-    foreign = tmp_path / "foreign.ckpt"
-    torch.save({"state_dict": {}}, foreign)
-    for argument, text in {
-        f"checkpoint={broken}": "damaged or no checkpoint",
-        f"checkpoint={foreign}": "was not written by train.py",
-        "checkpoint=nothing.ckpt": "no such file",
-        "output=x.json": "checkpoint is needed",
-    }.items():
-        done = run_entry("evaluate.py", argument, cwd=tmp_path)
-        assert done.returncode == 2
-        assert text in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-
-
 def test_validation_classes_select_the_epoch(tmp_path):
     output = run_ok("train.py", "run=x", "validation=classes", *TINY_GLYPHS, "trainer.max_epochs=3", cwd=tmp_path)
     assert "held-out training classes" in output
@@ -161,13 +143,6 @@ def test_validation_folds_report_the_mean(tmp_path):
     assert result["last"]["recall"]["1"] == pytest.approx(mean)
     assert f"last epoch 1: @1 {100 * mean:.1f}" in output
     assert result["selected"]["epoch"] == 1
-
-
-def test_sweep_over_held_out_classes_shows_what_selected(tmp_path):
-    arguments = [*TINY_GLYPHS, "validation=classes", "optimizer.lr=1e-3,6e-3"]
-    output = run_ok("train.py", "-m", "run=x", *arguments, cwd=tmp_path)
-    assert "validation R@1" in output
-    assert "selected R@1" in output
 
 
 @pytest.mark.parametrize(

@@ -173,13 +173,3 @@ def test_a_run_with_max_steps_continues(data_root: Path, tmp_path: Path) -> None
     assert rows(train(cfg, tmp_path / "stopped")) == rows(whole)
     (tmp_path / "stopped" / "result.json").unlink()
     assert rows(train(cfg, tmp_path / "stopped")) == rows(whole)  # all steps done: nothing is trained again
-
-
-@pytest.mark.parametrize(("max_steps", "images"), [(2, 2 * 16), (6, 4 * 16)])
-def test_the_rate_counts_the_images_that_were_trained(
-    data_root: Path, tmp_path: Path, max_steps: int, images: int
-) -> None:
-    result = train(config(data_root, f"+trainer.max_steps={max_steps}"), tmp_path)
-    first = result["history"][1]  # the only epoch, or the only whole one
-    assert result["train_images_per_second"] == pytest.approx(images / first["train_seconds"])
-    assert result["seconds_per_epoch"] == first["train_seconds"] + first["eval_seconds"]

@@ -11,7 +11,6 @@ from commands import TINY_GLYPHS, composed, run_entry, run_ok
 optuna = pytest.importorskip("optuna")
 from proxy_anchor.cli import main as entry  # noqa: E402
 from proxy_anchor.errors import UsageError  # noqa: E402
-from proxy_anchor.sweeps.launcher import SWEEP_JOB  # noqa: E402
 from proxy_anchor.sweeps.tuning import Tuning, make_space  # noqa: E402
 from tune import tune  # noqa: E402
 
@@ -98,16 +97,6 @@ def test_two_at_once_and_failed_trials(tmp_path):
     logs = [(folder / f"worker{number}.log").read_text() for number in range(2)]
     assert sorted(re.findall(r"(trial\d): failed", "".join(logs))) == ["trial0", "trial1", "trial2"]
     assert all("failed" in log for log in logs)  # both had work
-
-
-def test_folds_judge_a_trial_without_pruning_also_in_a_job_of_a_sweep(tmp_path, monkeypatch):
-    monkeypatch.setenv(SWEEP_JOB, "1")
-    arguments = [*ARGUMENTS, "trainer.max_epochs=1", "data.batch_size=8"]
-    words = ["run=t", "trials=1", "validation=folds", "validation.num_folds=2", "search={loss.alpha: [16, 32]}"]
-    assert "best: trial0" in run_ok("tune.py", *words, *arguments, cwd=tmp_path)
-    result = json.loads((tmp_path / "runs/t/trial0/result.json").read_text())
-    [row] = rows_of(tmp_path / "runs/t").values()
-    assert row["validation recall"] == pytest.approx(100 * result["selected"]["recall"]["1"])
 
 
 @pytest.mark.parametrize(

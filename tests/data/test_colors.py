@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from proxy_anchor.data.augment import COLOR_KEYS, RandomColors, RandomCrops, described_colors, recolor
+from proxy_anchor.data.augment import COLOR_KEYS, RandomColors, RandomCrops, recolor
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.glyphs import load_glyphs
 from proxy_anchor.data.gpu_batches import CroppedBatches
@@ -215,19 +214,3 @@ def test_bad_values_are_one_line(glyphs: Splits, arguments: dict, message: str) 
     with pytest.raises(UsageError, match=message) as caught:
         ImageDataModule(glyphs, batch_size=4, num_workers=0, **arguments)
     assert "\n" not in str(caught.value)
-
-
-def test_description_names_what_is_on() -> None:
-    assert (
-        described_colors({"crop": 224, "brightness": 0.4, "hue": 0.0, "grayscale": 1}) == "brightness 0.4, grayscale 1"
-    )
-    assert described_colors({"crop": 224}) == ""
-
-
-def test_files_and_pixels_give_the_same_colours(glyphs: Splits, tmp_path: Path) -> None:
-    crops = RandomCrops(32, colors=RandomColors(**ALL))
-    pixels = decode_to_device(glyphs.train, Shrunk(), kept_sizes(glyphs.train, Shrunk(), 0), CPU, 0, 0, 1)
-    for index in (0, 5, 2 * len(glyphs.train) + 3):
-        assert torch.equal(
-            ImageDataset(glyphs.train, crops)[index][0], ImageDataset(glyphs.train, crops, pixels)[index][0]
-        )

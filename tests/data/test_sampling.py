@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from PIL import Image
 
@@ -76,43 +75,6 @@ def make_data(tmp_path):
         )
 
     return make
-
-
-class Recorder(pl.LightningModule):
-    """Keeps what a trainer feeds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.batches: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def training_step(self, batch, batch_idx):
-        self.batches.append((batch[0].clone(), batch[2].clone()))
-        return self.weight * 0
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fed(data: ImageDataModule) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    recorder = Recorder()
-    pl.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
-    ).fit(recorder, data.train_dataloader())
-    return recorder.batches
-
-
-def test_order_and_crops_do_not_depend_on_the_number_of_workers(make_data):
-    alone, helped = fed(make_data(0)), fed(make_data(2))
-    assert len(alone) == 6
-    for (images, indices), (same_images, same_indices) in zip(alone, helped, strict=True):
-        assert torch.equal(indices, same_indices)
-        assert torch.equal(images, same_images)
-    orders = [torch.cat([indices for _, indices in alone[start : start + 3]]).tolist() for start in (0, 3)]
-    assert sorted(orders[0]) == sorted(orders[1]) == list(range(12))
-    assert orders[0] != orders[1]  # the trainer has told the sampler its epoch
-    other = fed(make_data(0, seed=6))
-    assert not torch.equal(alone[0][0], other[0][0])
 
 
 def test_crops_leave_the_random_numbers_of_the_caller_alone(make_data):

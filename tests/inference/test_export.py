@@ -15,7 +15,6 @@ from commands import REPOSITORY
 from PIL import Image
 
 from proxy_anchor import Retriever
-from proxy_anchor.data.images import read_rgb
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import export as module
 from proxy_anchor.inference.checkpoint import load_trained
@@ -105,16 +104,6 @@ def test_timm_folder_is_a_timm_model(make_checkpoint: Callable, tmp_path: Path) 
     assert list(settings["input_size"]) == [3, 32, 32]
     assert settings["crop_pct"] == pytest.approx(32 / 36)
     assert settings["interpolation"] == "bilinear"
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated")
-def test_torchscript_needs_nothing_of_ours(make_checkpoint: Callable, tmp_path: Path, write_images: Callable) -> None:
-    [(path, _)] = write_images({"a": 1})
-    trained = load_trained(make_checkpoint())
-    export(trained, "torchscript", tmp_path / "out")
-    pixels = trained.prepare(read_rgb(path))[None]
-    with torch.no_grad():
-        assert torch.allclose(torch.jit.load(tmp_path / "out" / "model.pt")(pixels), trained.net(pixels), atol=1e-6)
 
 
 def test_bad_requests_are_one_line(make_checkpoint: Callable, tmp_path: Path, monkeypatch) -> None:

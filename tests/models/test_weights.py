@@ -84,12 +84,6 @@ def test_a_local_file_is_loaded_without_its_classifier(tmp_path: Path, suffix: s
     assert all(torch.equal(loaded[name], state[name]) for name in loaded)
 
 
-def test_a_named_file_goes_before_the_package(tmp_path: Path, lite_file: Path) -> None:
-    file, state = saved(tmp_path / "own.pth", LITE)
-    loaded = create_pretrained(LITE, str(file), num_classes=0).state_dict()
-    assert torch.equal(loaded["conv_stem.weight"], state["conv_stem.weight"])
-
-
 @pytest.mark.parametrize("problem", ["missing", "folder", "empty", "text", "truncated", "a list", "another network"])
 def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, problem: str) -> None:
     file = tmp_path / "weights.pth"
@@ -146,11 +140,6 @@ def test_without_network_the_file_wanted_is_named(
         create_pretrained(name, None, num_classes=0)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error
-
-
-def test_a_network_without_published_weights_says_so() -> None:
-    with pytest.raises(UsageError, match=r"coatnet_0_224 .*No pretrained weights exist.*backbone\.pretrained=false"):
-        create_pretrained("coatnet_0_224", None, num_classes=0)
 
 
 # A folder in timm's form

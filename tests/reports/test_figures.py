@@ -7,7 +7,7 @@ from reports.test_paper import CARS, write_run
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports import figures
-from proxy_anchor.reports.figures import recall_curves, save_figure
+from proxy_anchor.reports.figures import save_figure
 from proxy_anchor.reports.runs import read_runs
 
 
@@ -33,13 +33,6 @@ def test_figures_show_what_was_varied_and_nothing_else(tmp_path):
     assert names == ["recall_by_epoch", "recall_by_seconds", "recall_by_dimension", "alpha_delta_map"]
     for name in names:
         assert (tmp_path / "out" / f"{name}.svg").stat().st_size > 1000
-
-
-def test_image_size_goes_with_its_resize(tmp_path):
-    for crop, resize in ((224, 256), (324, 361)):
-        write_run(tmp_path / str(crop), *CARS, f"dataset.images.crop={crop}", f"dataset.images.resize={resize}")
-    [line] = figures.recall_by_image_size(read_runs(tmp_path)).axes[0].containers
-    assert list(line.lines[0].get_xdata()) == [224, 324]
 
 
 def test_worst_classes_stand_first():
@@ -69,16 +62,6 @@ def test_a_setting_that_most_runs_share_is_not_said(tmp_path):
     assert names == [f"{short}, alpha 32", f"{short}, alpha 16", f"{short}, alpha 64", several]
 
 
-def test_long_names_stand_below_the_curves(tmp_path):
-    write_run(tmp_path / "a")
-    [result] = next(iter(figures.named_groups(read_runs(tmp_path)).values()))
-    for name in ("x" * 90, "short"):
-        figure = recall_curves({name: [result]})
-        figure.canvas.draw()
-        assert bool(figure.legends) == (name != "short")
-        assert figure.axes[0].get_position().width > 0.8
-
-
 def test_a_map_over_alpha_and_delta_holds_runs_that_are_alike_in_all_else(tmp_path):
     for alpha, delta in ((16, 0), (16, 0.1), (32, 0), (32, 0.1)):
         setting = (f"loss.alpha={alpha}", f"loss.delta={delta}")
@@ -87,14 +70,6 @@ def test_a_map_over_alpha_and_delta_holds_runs_that_are_alike_in_all_else(tmp_pa
     [axes, _] = figures.alpha_delta_map(read_runs(tmp_path)).axes
     assert axes.images[0].get_array().ravel().tolist() == pytest.approx([80] * 4)
     assert axes.get_title().startswith("cars, ")
-
-
-def test_more_curves_than_colours_stay_apart(tmp_path):
-    for alpha in range(1, 13):
-        write_run(tmp_path / str(alpha), *CARS, f"loss.alpha={alpha}")
-    figure = recall_curves(figures.named_groups(read_runs(tmp_path)))
-    assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 12
-    assert figure.legends
 
 
 def test_the_same_figure_gives_the_same_bytes(tmp_path):

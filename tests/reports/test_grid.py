@@ -66,14 +66,6 @@ def test_pictures_lie_in_their_cells(tmp_path: Path) -> None:
         grid_picture(paths, cells, tile=9000)
 
 
-def test_a_wide_picture_fills_its_cell_with_its_middle(tmp_path: Path) -> None:
-    picture = Image.new("RGB", (60, 20), "red")
-    picture.paste("blue", (20, 0, 40, 20))
-    picture.save(tmp_path / "wide.png")
-    page = grid_picture([tmp_path / "wide.png"], np.array([[0, 0]]), tile=16)
-    assert all(page.getpixel((x, y)) == (0, 0, 255) for x in (2, 8, 13) for y in (0, 8, 15))
-
-
 def test_scatter_has_a_group_per_class() -> None:
     places = np.random.default_rng(0).random((30, 2))
     figure = scatter(places, np.arange(30) % 10, [str(each) for each in range(10)])

@@ -64,21 +64,6 @@ def test_the_content_is_what_counts_and_not_name_or_place(tmp_path):
     assert names == [f"images ({number}), Proxy-Anchor, BN, 512-d" for number in (1, 2)]
 
 
-def test_figures_join_no_points_of_different_data(tmp_path):
-    for dimension, data, recall in ((64, BIRDS, 0.4), (512, BOATS, 0.9)):
-        write_own(tmp_path / str(dimension), "/x/images", data, f"embedding_dim={dimension}", recall_1=recall)
-    with pytest.raises(UsageError, match="nothing to draw"):
-        figures.recall_by_dimension(read_runs(tmp_path))
-    for number, (alpha, delta) in enumerate(((16, 0), (16, 0.1), (32, 0), (32, 0.1))):
-        overrides = (f"loss.alpha={alpha}", f"loss.delta={delta}")
-        write_own(
-            tmp_path / f"map/{number}", "/x/images", BOATS if number == 3 else BIRDS, *overrides, recall_1=number / 10
-        )
-    grid = figures.alpha_delta_map(read_runs(tmp_path / "map")).axes[0].images[0].get_array().tolist()
-    assert [grid[0], grid[1][0]] == [pytest.approx([0, 20]), pytest.approx(10)]
-    assert grid[1][1] != pytest.approx(30)  # not of the same images: empty
-
-
 def test_runs_that_do_not_say_what_they_saw_are_alike_to_none(tmp_path):
     for name, data in (("a", None), ("b", None), ("c", BIRDS)):
         write_own(tmp_path / name, "/x/images", data, f"seed={ord(name)}", recall_1=0.5)

@@ -155,10 +155,3 @@ def test_the_command_writes_every_form_and_checks_the_contract(tmp_path, report)
         rows = [row for row in csv.DictReader(file) if row["n"] == "1" and row["table"] == "tab:eval_cub_cars"]
     assert next(row["difference"] for row in rows if not row["mark"]) == "0.0"
     assert len(rows) == 8  # two rows of ours, four K
-
-
-def test_a_whole_number_is_the_same_setting_with_and_without_a_point(tmp_path):
-    write_run(tmp_path / "config", *CARS, "seed=1")
-    write_run(tmp_path / "sweep", *CARS, "seed=2", "loss.alpha=32", "dataset.images.scale=[0.08,1]")
-    row = main_row(paper_tables(read_runs(tmp_path), [contract()]))
-    assert (row.runs, row.mark) == (2, "")

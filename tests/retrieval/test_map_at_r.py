@@ -19,8 +19,6 @@ from proxy_anchor.retrieval.metrics import (
     retrieval_metrics,
 )
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
 
 def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))

@@ -103,14 +103,6 @@ def test_without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
         nmi(x, labels, engine="faiss_cpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@each_engine
-def test_cuda(engine: str) -> None:
-    x, labels = blobs(1e-3, 300, 3)
-    got = [nmi(x.cuda(), each, seed=3, engine=engine) for each in (labels, labels, labels.cuda())]
-    assert got[0] == got[1] == got[2] > 0.5
-
-
 def test_refusals() -> None:
     x, labels = blobs(1.0, 20)
     bad = x.clone()

@@ -164,18 +164,6 @@ def test_gradients_are_clipped_by_value_on_network_and_proxies(
     assert min(watch.largest.values()) > 10  # there was something to clip
 
 
-def test_bf16_mixed_trains_float32_tensors(make_data: Callable, make_learner: Callable, make_trainer: Callable) -> None:
-    learner = make_learner()
-    seen: list[torch.dtype] = []
-    learner.net.backbone.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    before = snapshot(learner)
-    make_trainer(precision="bf16-mixed", limit_val_batches=0).fit(learner, make_data())
-    assert set(seen) == {torch.bfloat16}
-    assert {parameter.dtype for parameter in learner.parameters()} == {torch.float32}
-    assert "loss.proxies" in moved(before, snapshot(learner))
-    assert all(value.isfinite().all() for value in snapshot(learner).values())
-
-
 def test_two_and_two_epochs_are_four(
     make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
 ) -> None:

@@ -98,17 +98,6 @@ JOINT_PAIRS = (
 )
 
 
-@pytest.mark.parametrize("folder", ["car_ims", "car_ims/car_ims", "archive/car_ims"])
-def test_the_joint_layout(tmp_path, complete, folder):
-    complete(3, 4, 3, 4)
-    splits = load_cars(make_joint(tmp_path, folder))
-    assert (splits.name, splits.gallery, splits.notice) == ("cars", None, "")
-    assert pairs(splits.train, tmp_path / folder) == JOINT_PAIRS[0]
-    assert pairs(splits.query, tmp_path / folder) == JOINT_PAIRS[1]
-    assert splits.train.classes == ("1", "2", "98")
-    assert splits.query.classes == ("99", "150", "196")
-
-
 @pytest.mark.parametrize("double", [False, True])
 def test_the_two_folder_layout_pools_both_parts_by_class(tmp_path, complete, double):
     complete(3, 4, 2, 3)
@@ -128,30 +117,11 @@ def test_the_two_folder_layout_pools_both_parts_by_class(tmp_path, complete, dou
     ]
 
 
-@pytest.mark.parametrize(
-    ("make", "below"), [(make_joint, "Cars"), (make_joint, "stanford/cars"), (make_two_folders, "Cars")]
-)
-def test_a_copy_one_or_two_folders_down_beside_an_archivers_leftovers(tmp_path, make, below):
-    make(tmp_path / below)
-    for leftover in ("__MACOSX", ".trash", "Cars/.old"):
-        for name in ("car_ims", "cars_train", "cars_test"):
-            (tmp_path / leftover / name).mkdir(parents=True)
-    splits = load_cars(tmp_path, allow_partial=True)
-    assert len(splits.train) == len(JOINT_PAIRS[0]) == 4
-    assert all(path.is_relative_to(tmp_path / below) for path in splits.train.paths)
-
-
 def test_layouts_side_by_side_are_not_joined(tmp_path, complete):
     complete(3, 4, 3, 4)
     splits = load_cars(make_two_folders(make_joint(tmp_path)))
     assert pairs(splits.train, tmp_path / "car_ims") == JOINT_PAIRS[0]
     assert pairs(splits.query, tmp_path / "car_ims") == JOINT_PAIRS[1]
-
-
-def test_joint_annotations_are_not_used_for_the_two_folders(tmp_path):
-    make_joint(tmp_path)
-    (tmp_path / "car_ims").rename(tmp_path / "cars_train")
-    assert "does not hold Cars-196" in refused(tmp_path, allow_partial=True)
 
 
 def test_two_folder_annotations_are_not_used_for_joint_images(tmp_path):
