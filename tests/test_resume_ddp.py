@@ -18,6 +18,8 @@ from processes import await_end
 
 from proxy_anchor.training.run_folder import newest_checkpoint
 
+pytestmark = pytest.mark.slow
+
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -78,7 +80,6 @@ def test_one_killed_process_ends_the_others_and_the_same_command_continues(strai
     assert_same_end(tmp_path, straight)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_all_killed_at_any_moment(seed, straight, arguments, tmp_path):
     more = ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.9"] if seed % 2 else []
@@ -129,7 +130,7 @@ def test_fewer_devices_than_auto_found_at_first_are_refused(interrupted, argumen
     assert "this run began with trainer.devices=2 and there is another number now, 1" in done.stderr
 
 
-@pytest.mark.parametrize("whom", ["command", "all", "one", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("whom", ["command", "all", "one", "torchrun"])
 def test_a_signal_stops_all_after_the_same_step(whom, straight, arguments, tmp_path):
     number = signal.SIGUSR1 if whom == "command" else signal.SIGTERM
     workers = ["data.num_workers=2"] if whom in ("command", "torchrun") else []  # in the group of a rank

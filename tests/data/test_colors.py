@@ -201,11 +201,6 @@ def test_values_are_clamped_and_not_wrapped() -> None:
             ({key: -0.1}, rf"^dataset\.images\.{key}=-0\.1: expected a finite number of at least 0")
             for key in COLOR_KEYS
         ],
-        *[({key: "much"}, rf"^dataset\.images\.{key}='much': expected") for key in COLOR_KEYS],
-        *[({key: None}, rf"^dataset\.images\.{key}=None: expected") for key in COLOR_KEYS],
-        ({"brightness": float("nan")}, r"^dataset\.images\.brightness=nan"),
-        ({"contrast": float("inf")}, r"^dataset\.images\.contrast=inf"),
-        ({"saturation": True}, r"^dataset\.images\.saturation=True"),
         ({"hue": 0.6}, r"^dataset\.images\.hue=0\.6: expected .* at most 0\.5"),
         ({"grayscale": 1.5}, r"^dataset\.images\.grayscale=1\.5: expected .* at most 1"),
     ],

@@ -80,7 +80,6 @@ def test_the_command_and_its_help(tmp_path):
     for script, example in (("report.py", "runs=runs"), ("prepare.py", "dataset=cub archive=CUB_200_2011.tgz")):
         shown = run_entry(script, "--help", cwd=tmp_path).stdout
         assert f"python src/{script} {example}" in shown
-        assert "defaults" not in shown
         assert "hydra:" not in shown
     assert (
         "choose: random              # random (different classes first) | worst"
