@@ -114,7 +114,6 @@ def test_a_failed_run_is_listed_and_the_others_finish(tmp_path, monkeypatch, cap
 
 BAD = {
     "losses=[proxy_anchor,triplett]": "loss=triplett is not known",
-    "losses=[]": "losses=[]: expected a list",
     "losses=triplet": "losses=triplet: expected a list",
     "loss=triplet": "a comparison takes losses=[...]",
     "losses=[proxy_anchor,triplet] data.batch_size=15": "loss=triplet: data.batch_size=15 is not a multiple of data.images",
@@ -122,9 +121,7 @@ BAD = {
     "12 classes and there are 8: set data.batch_size=32 or less",
     "++seed=4": "a comparison takes seeds=[...]",
     "seeds=[-1]": "seeds=-1: expected a whole number of at least 0",
-    'seeds=["1",1]': "seeds='1': expected a whole number",
     "levels=70": "levels=70: expected a list, for example levels=[60,70]",
-    "levels=[101]": "levels=101",
     "losses=[proxy_anchor,triplet] loss.alpha=16": "unknown key 'loss.alpha'",
     "validation=folds": "use validation=classes",
 }
@@ -143,8 +140,7 @@ def test_what_no_run_could_do_is_refused_before_the_first(arguments, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
-@pytest.mark.parametrize("loss", ["margin", "n_pair"])
-def test_losses_start_alike_and_see_the_same_images(loss, tmp_path, monkeypatch):
+def test_losses_start_alike_and_see_the_same_images(tmp_path, monkeypatch):
     from proxy_anchor.training.module import MetricLearner
 
     seen: dict[str, list] = {}
@@ -157,7 +153,7 @@ def test_losses_start_alike_and_see_the_same_images(loss, tmp_path, monkeypatch)
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(MetricLearner, "training_step", record)
-    for current in ("proxy_anchor", loss):
+    for current in ("proxy_anchor", "margin"):
         cfg = compose_train(
             f"loss={current}",
             "data.images_per_class=2",

@@ -103,7 +103,6 @@ _VALUES = st.one_of(
         [
             "null",
             "true",
-            "false",
             "[]",
             "{}",
             "[1,null]",
@@ -111,7 +110,6 @@ _VALUES = st.one_of(
             "''",
             "???",
             "${seed}",
-            "${run}",
             "${no}",
             "${oc.env:NOPE}",
             "~",

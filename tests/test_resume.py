@@ -201,18 +201,6 @@ def test_a_run_that_is_older_than_a_setting_is_the_same_run_without_it(tmp_path)
         settings.require_same(cfg, tmp_path)
 
 
-def test_a_run_under_a_settings_former_name_is_the_same_run(tmp_path):
-    cfg = compose_train(*RUN, "data.crop_on=cpu")
-    made = OmegaConf.to_container(cfg, resolve=True)
-    made["data"].pop("crop_on")
-    made["data"]["decode"] = "cpu"
-    OmegaConf.save(OmegaConf.create(made), tmp_path / "config.yaml")
-    settings.require_same(cfg, tmp_path)
-    settings.require_same(compose_train(*RUN, "data.decode=cpu"), tmp_path)  # as before it is checked
-    with pytest.raises(UsageError, match=r"other settings \(data\.crop_on\)"):
-        settings.require_same(compose_train(*RUN, "data.crop_on=gpu"), tmp_path)
-
-
 def test_devices_auto_on_one_device_may_be_continued(tmp_path):
     # The command asks whether it has to become several processes before it looks for what to continue.
     (tmp_path / "last.ckpt").touch()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import sys
@@ -54,18 +53,6 @@ def test_all_processes_killed_and_started_again(straight, arguments, tmp_path):
     assert output.count("epoch 5/5") == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
-def test_a_killed_command_takes_its_processes_with_it(arguments, tmp_path):
-    process = start(*arguments, cwd=tmp_path)
-    wait_for_line(process, "epoch 1/5")
-    ranks = children(process.pid)
-    assert len(ranks) == 2
-    process.kill()
-    process.wait()
-    for each in ranks:
-        await_end(each)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the processes are found as Linux lists them")
 def test_one_killed_process_ends_the_others_and_the_same_command_continues(straight, arguments, tmp_path):
     process = start(*arguments, cwd=tmp_path)
@@ -77,21 +64,6 @@ def test_one_killed_process_ends_the_others_and_the_same_command_continues(strai
     for each in ranks:
         await_end(each)
     run_ok("train.py", *arguments, cwd=tmp_path)
-    assert_same_end(tmp_path, straight)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_all_killed_at_any_moment(seed, straight, arguments, tmp_path):
-    more = ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.9"] if seed % 2 else []
-    if more:
-        straight = tmp_path / "straight"
-        straight.mkdir()
-        run_ok("train.py", *arguments, *more, cwd=straight)
-    process = start(*arguments, *more, cwd=tmp_path)
-    time.sleep(random.Random(seed).uniform(4, 16))  # from the imports to the last epoch
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    run_ok("train.py", *arguments, *more, cwd=tmp_path)
     assert_same_end(tmp_path, straight)
 
 

@@ -44,13 +44,11 @@ def evaluated(file: Path) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("overrides", "epochs"),
     [
-        (["+trainer.limit_train_batches=3"], [0, 1, 2, 3]),
         (["+trainer.max_steps=6", "+trainer.min_epochs=3"], [0, 1, 2]),
         (["+trainer.max_steps=3", "+trainer.accumulate_grad_batches=2"], [0, 1, 2]),
         (["+trainer.max_time=00:00:00:01", "trainer.max_epochs=1000"], None),
         (["trainer.check_val_every_n_epoch=3"], [0, 3]),
         (["trainer.num_sanity_val_steps=2"], [0, 1, 2, 3]),
-        (["+trainer.reload_dataloaders_every_n_epochs=1"], [0, 1, 2, 3]),
         (["+trainer.accumulate_grad_batches=2"], [0, 1, 2, 3]),
     ],
     ids=lambda value: " ".join(map(str, value or ["any"])),
@@ -81,9 +79,7 @@ def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
     ("overrides", "message"),
     [
         (["+trainer.val_check_interval=3"], "trainer.val_check_interval=3: .* Leave it out"),
-        (["+trainer.val_check_interval=1"], "trainer.val_check_interval=1: .* Leave it out"),
         (["+trainer.val_check_interval=0.5"], "trainer.val_check_interval=0.5: .* Leave it out"),
-        (["+trainer.val_check_interval='00:00:00:01'"], "trainer.val_check_interval=00:00:00:01: .* Leave it out"),
         (["trainer.check_val_every_n_epoch=null"], "trainer.check_val_every_n_epoch=None"),
         (["+trainer.max_time={hours:1}"], "trainer.max_time=.*: expected days, hours, minutes, seconds"),
         (

@@ -158,16 +158,6 @@ def test_skip_trains_without_them_and_says_so(way, broken, tmp_path, capsys):
         assert said in place
 
 
-def test_skip_on_clean_images_changes_nothing(tmp_path):
-    make_folder(tmp_path / "mine", part="train")
-    make_folder(tmp_path / "mine", part="test", classes=2)
-    splits = load_folder(tmp_path / "mine")
-    assert leave_out_unusable(splits, progress=False) is splits
-    result, folder = run(tmp_path / "mine", "data.on_bad_image=skip")
-    assert result["num_skipped_images"] == 0
-    assert not (folder / "bad_images.txt").exists()
-
-
 def test_nothing_left_to_train_on_is_refused(broken):
     root, _ = broken
     for path in (root / "train").rglob("*.jpg"):

@@ -220,27 +220,12 @@ def test_a_list_without_split_gets_one(images):
         "\ufeff" + PLAIN,
         PLAIN.replace("\n", "\r\n"),
         PLAIN.replace("\n", "\r"),
-        PLAIN.replace("\n", "\n\n"),
-        PLAIN.rstrip("\n"),
         PLAIN.replace("path,label", " Path , LABEL "),
         PLAIN.replace(",", " ,  "),
         "path,label,split,role\n" + PLAIN.split("\n", 1)[1].replace("\n", ",,\n"),
         PLAIN + ",\n , \n",  # what a spreadsheet makes of empty rows
         "label,path\n" + "".join(f'"{label}","{path}"\n' for path, label in SIX),
         PLAIN.replace("blue0.jpg", "./blue0.jpg"),
-    ],
-    ids=[
-        "bom",
-        "crlf",
-        "cr",
-        "blank",
-        "no-last-newline",
-        "case",
-        "spaces",
-        "all-columns",
-        "empty-rows",
-        "swapped",
-        "dot",
     ],
 )
 def test_lists_may_be_written_in_many_ways(images, text):
@@ -308,18 +293,11 @@ def test_labels_are_texts_with_gaps_sorted_as_numbers(images):
     [
         ("path,label", "path,labl", "unknown column 'labl'; known: path, label, split, role. Did you mean 'label'?"),
         ("path,label", "path,label,wieght", "unknown column 'wieght'"),
-        ("path,label", "path,split", "column 'label' is missing; the first line must read path,label"),
         ("path,label", "label,split", "column 'path' is missing"),
         ("path,label", "path,label,Label", "column 'label' stands there twice"),
-        ("path,label\n", "", "unknown column 'red0.jpg'"),
         (",", ";", "separates its columns by ';': save it with commas"),
-        (",", "\t", "separates its columns by '\\t': save it with commas"),
         ("blue0.jpg,blue", "blue0.jpg,", "line 4: path or label is empty"),
-        ("blue0.jpg,blue", ",blue", "line 4: path or label is empty"),
-        ("blue0.jpg,blue", "blue0.jpg", "line 4: path or label is empty"),
         ("blue1.jpg", "blue0.jpg", "lists 1 images more than once"),
-        ("blue1.jpg", "./x/../blue0.jpg", "lists 1 images more than once"),
-        ("blue1.jpg", "nul\0.jpg", "(missing)"),
         ("blue1.jpg", ".", "(not a file)"),
     ],
 )
@@ -333,7 +311,6 @@ def test_a_bad_list_is_explained(images, old, new, expected):
         ("blue0.jpg,blue,tset,", "line 3: split 'tset' is not known; use train or test"),
         ("blue0.jpg,blue,test,probe", "line 3: role 'probe' is not known; use query or gallery"),
         ("blue0.jpg,blue,,query", "line 3: role 'query' needs split=test"),
-        ("blue0.jpg,blue,,", "1 of 2 lines have no split; fill in all of them or none"),
         ("blue0.jpg,blue,train,", "has no test images"),
         ("blue0.jpg,blue,test,gallery", "has gallery images but none with role query"),
     ],
@@ -348,9 +325,7 @@ def test_a_bad_split_or_role_is_explained(images, line, expected):
     [
         (b"", "column 'path' is missing"),
         (b"path,label\n", "lists no images"),
-        (b"path,label\n,\n\n", "lists no images"),
         (b"path,label\nred0.jpg,\xe9t\xe9\n", "cannot be read as UTF-8"),
-        ("path,label\n".encode("utf-16"), "cannot be read as UTF-8"),
     ],
 )
 def test_empty_and_wrongly_encoded_lists(images, content, expected):

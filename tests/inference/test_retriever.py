@@ -154,15 +154,11 @@ def test_index_of_another_model_is_refused(retriever: Retriever, make_checkpoint
     [
         (lambda folder: (folder / "index.json").unlink(), "holds no index"),
         (lambda folder: (folder / "index.json").write_text("{"), "index.json is damaged"),
-        (lambda folder: (folder / "index.json").write_text('{"format": 2}'), "index.json is damaged"),
         (lambda folder: (folder / "thumbnails.bin").write_bytes(b"x"), "thumbnails.bin is damaged"),
         (lambda folder: change(folder, format=1), "index format 1; this version reads 2"),
-        (lambda folder: change(folder, images=None), "index.json is damaged"),
         (lambda folder: change(folder, images=[[1, 2]]), "index.json is damaged"),
         (lambda folder: change(folder, threshold={"a": 1}), "index.json is damaged"),
         (lambda folder: change(folder, next_id=3), "index.json is damaged"),
-        (lambda folder: change(folder, next_id=None), "index.json is damaged"),
-        (lambda folder: change(folder, model=5), "made by another model"),
     ],
 )
 def test_damaged_index_is_one_line(retriever: Retriever, tmp_path: Path, damage: Callable, reason: str) -> None:
@@ -289,16 +285,13 @@ def test_from_pretrained_reads_run_folders_and_exports(make_checkpoint, gallery:
     ("call", "reason"),
     [
         (lambda r, g: r.search(g / "cat" / "0.png", k=16), "K=16 is larger than the gallery: it has 15 images"),
-        (lambda r, g: r.search(g / "cat" / "0.png", k=16, reranking="k_reciprocal"), "K=16 is larger"),
         (lambda r, g: r.search_embeddings(torch.ones(1, 8), k=1), "D=8 and the gallery D=16"),
         (lambda r, g: r.search(b"nothing", k=1), "1 of 1 images: the image cannot be read"),
-        (lambda r, g: r.index([]), "the gallery is empty"),
         (lambda r, g: r.index([b"nothing"]), "none of the 1 images can be read"),
         (lambda r, g: r.index([g / "cat" / "0.png"] * 2), "is there twice"),
         (lambda r, g: r.index([g / "cat" / "0.png"], ["a", "b"]), "1 images but 2 labels"),
         (lambda r, g: r.index(g / "nothing"), "no such folder"),
         (lambda r, g: Retriever(r.embedder.trained).search(g / "cat" / "0.png"), "the gallery is empty"),
-        (lambda r, g: Retriever(r.embedder.trained).save(g / "x"), "the gallery is empty"),
         (lambda r, g: Retriever(r.embedder.trained, device="tpu"), "device=tpu is not available"),
         (lambda r, g: Retriever(r.embedder.trained, precision="8"), "precision=8 is not known"),
         (lambda r, g: r.search(g / "cat" / "0.png", reranking="magic"), "rerank=magic is not known"),

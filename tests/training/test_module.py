@@ -11,10 +11,8 @@ import torch
 from commands import TINY_GLYPHS, compose_train
 from torch import Tensor
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader
 
 from proxy_anchor import ProxyAnchorLoss
-from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from train import train
 
@@ -60,13 +58,6 @@ class Bad(ProxyAnchorLoss):
         self.calls += 1
         bad = self.calls == self.at if self.once else self.calls >= self.at
         return super().forward(embeddings, labels) * (float("nan") if bad else 1.0)
-
-
-class Unshuffled(ImageDataModule):
-    """The same batches in every epoch of every run."""
-
-    def train_dataloader(self) -> DataLoader:
-        return self._loader(self.train_images, batch_size=self.batch_size)
 
 
 def test_warmup_moves_head_and_proxies_only_and_then_everything(

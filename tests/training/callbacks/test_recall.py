@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from proxy_anchor import recall_at_k
@@ -89,25 +87,6 @@ def test_a_partial_pass_is_refused(make_data: Callable, make_learner: Callable, 
     with pytest.raises(UsageError, match="6 distinct images were seen, expected 8; the pass over the data was partial"):
         make_trainer(callbacks=[recall], limit_val_batches=2).fit(make_learner(), make_data())
     assert recall.history == []
-
-
-def test_the_sanity_pass_is_neither_scored_nor_checkpointed(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
-) -> None:
-    class AfterSanity(pl.Callback):
-        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            self.seen = (list(recall.history), dict(trainer.callback_metrics), list(tmp_path.glob("*.ckpt")))
-
-    recall, after = RecallCallback((1,), engine="torch"), AfterSanity()
-    keep = ModelCheckpoint(tmp_path, "best", monitor=recall.monitor, mode="max")
-    trainer = make_trainer(
-        callbacks=[recall, keep, after], num_sanity_val_steps=2, enable_checkpointing=True, max_epochs=2
-    )
-    trainer.fit(make_learner(), make_data())
-    assert after.seen == ([], {}, [])
-    assert [result.epoch for result in recall.history] == [1, 2]
-    assert float(keep.best_model_score) == pytest.approx(recall.best.recall[1])
-    assert torch.load(tmp_path / "best.ckpt", weights_only=True)["epoch"] + 1 == recall.best.epoch
 
 
 @pytest.mark.parametrize(("k", "refused"), [(7, False), (8, True)])
