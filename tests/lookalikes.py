@@ -152,11 +152,3 @@ def make_inshop(root: Path, *, images: str = "img", lists: str = "Eval") -> Path
     )
     litter(root)
     return root
-
-
-def make_folder(root: Path) -> Path:
-    """The user's own images: one sub-folder per class."""
-    for number, label in enumerate(_labels({1: 5, 2: 4, 10: 4, 30: 5})):
-        write_picture(root / f"class {label}" / f"{number}.jpg", number)
-    litter(root)
-    return root

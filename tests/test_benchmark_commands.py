@@ -141,3 +141,13 @@ def test_compiled_checks_each_network_in_a_process_of_its_own(run, tmp_path: Pat
     ]
     assert all(row["passed"] == row["draws"] == 2 and row["refused"] == "" for row in rows)
     assert all(0.5 < row["plain"] < 1 and 0.5 < row["compiled"] < 1 for row in rows)
+
+
+def test_complexity_measures_every_axis_and_draws_it(run, tmp_path: Path) -> None:
+    arguments = ("--quick", "--device", "cpu", "--output", "results", "--losses", "proxy_anchor", "soft_triple")
+    assert "O(MCU²)" in run("complexity.py", *arguments)
+    rows = rows_of(tmp_path, "complexity")
+    assert len(rows) == 2 * 2 * 3 + 2  # three axes for all, proxies for one
+    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 and row["commit"] for row in rows)
+    for axis in ("images", "batch", "classes", "proxies"):
+        assert (tmp_path / "results" / f"complexity_{axis}.svg").stat().st_size > 1000

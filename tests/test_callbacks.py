@@ -8,34 +8,13 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import yaml
-from commands import TINY_GLYPHS, compose_train, run_entry
+from commands import TINY_GLYPHS, compose_train
 
 from proxy_anchor.cli import config
 from proxy_anchor.errors import UsageError
 from train import train
 
 SMALL = (*TINY_GLYPHS, "trainer.enable_progress_bar=false")
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("+tagz=[x]", "unknown key tagz."),
-        ("+search_engine.foo=1", "unknown key search_engine.foo. Known in search_engine: name."),
-        ("+backbone.foo=1", "unknown key backbone.foo."),
-        ("+trainer.callbacks=[1]", "trainer.callbacks: a run sets it itself; add yours with +callbacks."),
-        (
-            "+trainer.default_root_dir=here",
-            "trainer.default_root_dir: a run sets it itself; choose the run folder with run=NAME.",
-        ),
-    ],
-)
-def test_a_key_that_would_be_dropped_is_refused(argument: str, message: str, tmp_path: Path) -> None:
-    done = run_entry("train.py", *SMALL, argument, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {message}")
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "runs").exists() or not [*(tmp_path / "runs").rglob("config.yaml")]
 
 
 def test_what_is_no_callback_is_refused() -> None:

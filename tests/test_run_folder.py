@@ -128,17 +128,6 @@ def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_do
     assert assert_one_run(tmp_path / "runs/x") == 1
 
 
-@pytest.mark.slow
-def test_a_comparison_and_a_run_of_its_folder_exclude_each_other(glyphs, start_and_halt, tmp_path):
-    first = start_and_halt(*RUN, glyphs, "run=c/proxy_anchor/seed1", line="epoch 1/5")
-    words = [each for each in (*RUN, glyphs) if not each.startswith("run=")]
-    done = run_entry("compare.py", *words, "run=c", "losses=[proxy_anchor]", "trainer.max_epochs=1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"runs/c/proxy_anchor/seed1 is in use by process {first.pid}" in done.stdout
-    ended(first)
-    assert not (tmp_path / "runs/c/proxy_anchor/seed1/error.txt").exists()
-
-
 HOLD = """
 import sys
 from pathlib import Path

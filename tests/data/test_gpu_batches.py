@@ -222,29 +222,3 @@ def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, ca
 def test_contradictions_are_one_line(table: ImageTable, arguments: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         fed(table, **arguments)
-
-
-def test_what_does_not_fit_is_refused_or_decoded_anew(table: ImageTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxy_anchor.data import datamodule as module
-
-    monkeypatch.setattr(module, "free_memory", lambda: 0)
-    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (0, 0))
-
-    class Strategy:
-        root_device = torch.device("cuda")
-
-        @staticmethod
-        def broadcast(value: object) -> object:
-            return value
-
-    def choose(crop_on: str, free: int = 0) -> tuple[str, str]:
-        data = ImageDataModule(Splits("mine", table, table), batch_size=5, num_workers=0, crop_on=crop_on, cache="auto")
-        data.trainer = type("Trainer", (), {"strategy": Strategy})()
-        data._device = torch.device("cuda")
-        monkeypatch.setattr(module, "free_memory", lambda: free)
-        return data._choose()
-
-    assert choose("auto") == ("cpu", "none")
-    assert choose("auto", free=10**9) == ("gpu", "ram")
-    with pytest.raises(UsageError, match=r"^data\.crop_on=gpu: the decoded images take .*data\.cache_side"):
-        choose("gpu")

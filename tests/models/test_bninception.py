@@ -15,7 +15,6 @@ from torch import Tensor
 
 from proxy_anchor import EmbeddingNet
 from proxy_anchor.errors import UsageError
-from proxy_anchor.models.bninception import BNInception
 
 FIDELITY = Path(__file__).parent.parent / "fidelity"
 SHAPES: dict[str, list[int]] = json.loads((FIDELITY / "bninception_state_dict.json").read_text())["state_dict_shapes"]
@@ -150,30 +149,6 @@ def test_every_parameter_gets_a_gradient(batch_norm: str) -> None:
 
 
 # As any timm model
-
-
-def test_timm_interface() -> None:
-    model = timm.create_model("bninception.caffe_in1k", num_classes=7, in_chans=1, drop_rate=0.5).eval()
-    assert isinstance(model, BNInception)
-    images = torch.randn(2, 1, 64, 96)
-    with torch.no_grad():
-        features = model.forward_features(images)
-        assert features.shape == (2, 1024, 2, 3)
-        logits = model(images)
-        assert logits.shape == (2, 7)
-        assert torch.equal(model.forward_head(features), logits)
-        torch.testing.assert_close(model.forward_head(features, pre_logits=True), features.mean((2, 3)))
-        assert model.get_classifier() is model.last_linear
-        assert model.head_drop.p == 0.5
-        assert (model.num_features, model.head_hidden_size, model.num_classes) == (1024, 1024, 7)
-        model.reset_classifier(0)
-        assert model(images).shape == (2, 1024)
-        model.reset_classifier(3, "catavgmax")
-        assert model.head_hidden_size == 2048
-        assert model(images).shape == (2, 3)
-        model.reset_classifier(0, "")
-        assert torch.equal(model(images), features)
-    assert sum(parameter.numel() for parameter in model.get_classifier().parameters()) == 0
 
 
 # Weights

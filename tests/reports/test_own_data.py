@@ -70,24 +70,6 @@ def test_runs_that_do_not_say_what_they_saw_are_alike_to_none(tmp_path):
     assert [(names, count) for _, names, _, count, _ in rows(tmp_path)] == [("a", 1), ("b", 1), ("c", 1)]
 
 
-def test_a_benchmark_by_name_alone_or_in_part_is_data_of_its_own(tmp_path):
-    named = ("dataset.name=cars", "dataset.root=/x/cars")
-    write_own(tmp_path / "own", "/x/y", BIRDS, *named, "seed=1", recall_1=0.4)
-    cars = ("dataset=cars", "backbone=bninception", "dataset.allow_partial=true")
-    for number, data in enumerate((BIRDS, BOATS)):
-        folder = write_run(tmp_path / f"part{number}", *cars, f"seed={number}", recall_1=0.5 + number / 10)
-        result = json.loads((folder / "result.json").read_text()) | {"data": data}
-        (folder / "result.json").write_text(json.dumps(result))
-    ours = [row for row in paper_tables(read_runs(tmp_path))[0].rows if row.ours]
-    assert sorted((row.ours[1].mean, row.runs) for row in ours) == [(40, 1), (50, 1), (pytest.approx(60), 1)]
-    for number in range(2):  # as they were written before: the number of images says which part it is
-        file = tmp_path / f"part{number}/result.json"
-        result = {key: each for key, each in json.loads(file.read_text()).items() if key != "data"}
-        file.write_text(json.dumps(result | {"num_train_images": 4000, "num_eval_images": 4000}))
-    ours = [row for row in paper_tables(read_runs(tmp_path))[0].rows if row.ours]
-    assert sorted((row.ours[1].mean, row.runs) for row in ours) == [(40, 1), (pytest.approx(55), 2)]
-
-
 def test_the_files_name_data_and_run_and_say_nothing_of_the_paper(tmp_path, report):
     write_own(tmp_path / "runs/a", "/here/my_birds", BIRDS, recall_1=0.4)
     output = report(f"runs={tmp_path}/runs", f"output={tmp_path}/report")

@@ -48,13 +48,6 @@ def test_torch_is_plain_loops() -> None:
     assert kmeans(x, 8, seed=4, num_iterations=3, engine="torch").tolist() == expected
 
 
-def test_torch_in_chunks_that_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, _ = blobs(1.0, 203)
-    expected = kmeans(x, 12, engine="torch")
-    monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", 77)
-    assert torch.equal(kmeans(x, 12, engine="torch"), expected)
-
-
 @each_engine
 def test_tight_classes_score_1_and_noise_does_not(engine: str) -> None:
     x, labels = blobs(1e-3, 300, 3)

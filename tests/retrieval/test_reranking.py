@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval import reranking, search
-from proxy_anchor.retrieval.metrics import map_at_r
-from proxy_anchor.retrieval.reranking import k_reciprocal, query_expansion, rerank, reranked_metrics
+from proxy_anchor.retrieval.reranking import k_reciprocal, query_expansion, rerank
 
 
 def made_up(num_images: int, num_classes: int = 6, dim: int = 8, noise: float = 0.6, seed: int = 0):
@@ -74,16 +72,6 @@ def test_k_reciprocal_with_a_gallery_is_the_loop_over_both() -> None:
     assert np.allclose(distances.numpy(), expected[np.arange(15)[:, None], indices.numpy()], atol=1e-5)
 
 
-def test_k_reciprocal_does_not_depend_on_chunks(monkeypatch) -> None:
-    embeddings, _ = made_up(60)
-    whole = k_reciprocal(embeddings, 20)
-    for module in (search,):
-        monkeypatch.setattr(module, "CHUNK_ELEMENTS", 500)
-    monkeypatch.setattr(reranking, "_MAX_PAIRS", 50)
-    parts = k_reciprocal(embeddings, 20)
-    assert torch.allclose(whole[0], parts[0], atol=1e-6)
-
-
 def test_k_reciprocal_of_duplicates_is_finite() -> None:
     distances, indices = k_reciprocal(torch.ones(5, 3), 4)
     assert torch.isfinite(distances).all()
@@ -111,14 +99,6 @@ def test_query_expansion_is_the_loop(with_gallery: bool, alpha: float) -> None:
         alpha=alpha,
     )
     assert torch.allclose(found.double(), torch.stack(expected), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["k_reciprocal", "query_expansion"])
-def test_reranking_helps_where_neighbours_know_better(name: str) -> None:
-    """Classes of 40 that overlap a little: the neighbours' neighbours are mostly of the right class."""
-    embeddings, labels = made_up(240, noise=0.9, dim=16)
-    after = reranked_metrics(name, embeddings, labels, [1])
-    assert after[f"{name}_map_at_r"] > map_at_r(embeddings, labels)
 
 
 @pytest.mark.parametrize(

@@ -74,17 +74,6 @@ def test_warmup_moves_head_and_proxies_only_and_then_everything(
     assert all(parameter.requires_grad for parameter in learner.parameters())
 
 
-def test_one_step_moves_every_trainable_tensor(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable
-) -> None:
-    learner = make_learner(batch_norm="frozen")
-    before = snapshot(learner)
-    make_trainer(max_steps=1, limit_val_batches=0).fit(learner, make_data())
-    trainable = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
-    assert moved(before, snapshot(learner)) == trainable
-    assert trainable < set(before)
-
-
 def test_rates_are_printed_and_the_schedule_counts_the_warmup(
     make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
 ) -> None:

@@ -124,14 +124,6 @@ def test_layouts_side_by_side_are_not_joined(tmp_path, complete):
     assert pairs(splits.query, tmp_path / "car_ims") == JOINT_PAIRS[1]
 
 
-def test_two_folder_annotations_are_not_used_for_joint_images(tmp_path):
-    make_two_folders(tmp_path)
-    (tmp_path / "cars_train").rename(tmp_path / "car_ims")
-    message = refused(tmp_path)  # only cars_test is left, with its own annotations
-    assert "cars_train/ was not found" in message
-    assert "found 2 training images of 2 classes and 1 test images of 1 classes" in message
-
-
 def test_a_part_is_refused_with_both_counts_unless_allowed(tmp_path):
     make_part(tmp_path, "cars_train", TRAIN, annotations="cars_train_annos.mat")
     message = refused(tmp_path)
