@@ -22,7 +22,6 @@ from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.runs import BEFORE
-from proxy_anchor.sweeps.launcher import write_failure
 from train import train
 
 
@@ -74,12 +73,6 @@ def test_a_signal_stops_with_a_code_of_its_own(number, straight, arguments, tmp_
     assert f"{number.name}: stopped; the same command continues" in rest
     assert "continued after epoch 2 of 5 (last.ckpt)" in run_ok("train.py", *arguments, cwd=tmp_path)
     assert_same_end(tmp_path, straight)
-
-
-def test_the_mark_of_a_failed_job_does_not_keep_its_command_from_beginning(tmp_path):
-    write_failure(tmp_path, "Traceback", "out of memory")
-    assert settings.checkpoint_to_continue(compose_train(*RUN), tmp_path) is None
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.fixture

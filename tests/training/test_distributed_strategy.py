@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from processes import run_processes
@@ -46,14 +46,22 @@ def begin() -> list[dict[str, Any]]:
     return found
 
 
-def test_all_begin_with_the_weights_and_statistics_of_the_first(tmp_path: Path) -> None:
-    for rank, found in enumerate(run_processes(begin, world_size=2, folder=tmp_path)):
+def both() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    return begin(), average()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    return run_processes(both, world_size=2, folder=tmp_path_factory.mktemp("ranks"))
+
+
+def test_all_begin_with_the_weights_and_statistics_of_the_first(ranks: list) -> None:
+    for rank, (found, _) in enumerate(ranks):
         assert found == [{"wrapped": wrapped, "begun": {1.0}, "mean": 5.0 + rank} for wrapped in (True, False)]
 
 
 def average() -> dict[str, Any]:
     """Gradients r + 1 times as large on rank r, of several kinds and layouts; two rounds, the second added to the first."""
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     net = nn.Module()
     net.conv = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
@@ -77,8 +85,8 @@ def average() -> dict[str, Any]:
     return {"rounds": rounds, "calls": calls, "layout": layout}
 
 
-def test_gradients_of_every_kind_are_averaged_in_one_piece_each(tmp_path: Path) -> None:
-    for found in run_processes(average, world_size=2, folder=tmp_path):
+def test_gradients_of_every_kind_are_averaged_in_one_piece_each(ranks: list) -> None:
+    for _, found in ranks:
         assert found["layout"]
         assert found["calls"] == [48 + 12 + 2, 5] * 2  # float32 and float64
         for number, gradients in enumerate(found["rounds"], 1):
