@@ -55,6 +55,17 @@ def test_every_link_and_anchor_leads_somewhere(document):
             assert not anchor or anchor in anchors(file), target
 
 
+def test_every_fault_names_tests_that_exist():
+    text, file = (REPOSITORY / "docs" / "reliability.md").read_text(), ""
+    named = re.findall(r"`([\w/]*test_\w+\.py)?((?:::\w+)*)`", text)
+    assert len(named) > 50
+    for place, names in named:
+        file = place or file  # `::name` is of the file before
+        source = (REPOSITORY / "tests" / file).read_text()
+        for name in names.split("::")[1:]:
+            assert re.search(rf"^ *(def|class) {name}\b", source, re.M), f"{file}::{name}"
+
+
 def test_pictures_are_small_and_shown():
     shown = {
         (document.parent / target).resolve()

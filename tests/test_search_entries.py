@@ -86,26 +86,6 @@ def test_search_commands(here: Path, run: Callable) -> None:
     assert json.loads((here / "ivf.json").read_text())["queries"][0]["hits"][0]["name"] == answer["hits"][0]["name"]
 
 
-def test_names_that_are_not_utf8(here: Path) -> None:
-    pytest.importorskip("pyarrow")
-    (here / "odd_names").mkdir()
-    try:
-        shutil.copyfile(here / "query.jpg", os.fsdecode(os.fsencode(here / "odd_names") + b"/good\xff.jpg"))
-    except OSError:
-        pytest.skip("names are UTF-8 on this file system")
-    Path(os.fsdecode(os.fsencode(here / "odd_names") + b"/bad\xff.jpg")).write_text("no image")
-    found = run_entry(
-        "search.py", *["checkpoint=runs/first", "gallery=odd_names", "query=odd_names", "k=1", "output=odd"], cwd=here
-    )
-    assert found.returncode == 0, found.stderr
-    assert "bad\\udcff.jpg" in found.stdout
-    assert "good\\udcff.jpg" in found.stdout
-    assert len(json.loads((here / "odd.json").read_text())["queries"]) == 1  # and the bad one is left out
-    assert "good\\udcff.jpg" in (here / "odd.html").read_text(encoding="utf-8")
-    made = run_entry("embed.py", *["checkpoint=runs/first", "images=odd_names", "output=odd.parquet"], cwd=here)
-    assert made.returncode == 0, made.stderr
-
-
 def test_python_example(here: Path, monkeypatch, capsys) -> None:
     [code] = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
     monkeypatch.chdir(here)

@@ -174,14 +174,6 @@ def test_missing_root_and_no_root(tmp_path):
     assert "dataset.root=FOLDER" in refused(None)
 
 
-def test_linked_class_folders_and_a_linked_root_are_read(tmp_path):
-    elsewhere = make_classes(tmp_path / "elsewhere", "d")
-    root = make_classes(tmp_path / "root", *"abc")
-    (root / "d").symlink_to(elsewhere / "d")
-    (tmp_path / "link").symlink_to(root)
-    assert ("d/0.jpg", "d") in all_pairs(load_folder(tmp_path / "link"), tmp_path / "link")
-
-
 # ---- CSV
 
 
@@ -277,15 +269,6 @@ def test_roles_make_query_and_gallery_over_one_map(images):
     assert pairs(splits.query, images) == {("blue0.jpg", "blue"), ("90.jpg", "9")}  # 9 has no match: accepted
     assert pairs(splits.gallery, images) == {("blue1.jpg", "blue"), ("100.jpg", "10")}
     assert splits.query.classes == splits.gallery.classes == ("9", "10", "blue")
-
-
-def test_labels_are_texts_with_gaps_sorted_as_numbers(images):
-    text = "path,label,split\nred0.jpg,700,train\nred1.jpg,20,train\n90.jpg,3,train\n"
-    text += "blue0.jpg,01,test\nblue1.jpg,1,test\n91.jpg,-1,test\n"
-    splits = load_folder(None, csv_file=make_list(images, text))
-    assert splits.train.classes == ("3", "20", "700")
-    assert splits.train.labels.tolist() == [2, 1, 0]
-    assert splits.query.classes == ("01", "1", "-1")  # 01 and 1 are two classes, in this order
 
 
 @pytest.mark.parametrize(

@@ -249,20 +249,27 @@ def drop_rates(net: EmbeddingNet) -> list[float]:
     return [module.drop_prob for module in net.modules() if isinstance(module, DropPath) and module.drop_prob]
 
 
-ALL_FAMILIES = [*WITH_PATHS, *WITHOUT_PATHS, *(pytest.param(each, marks=pytest.mark.slow) for each in LARGER)]
+FAST = [*CONVOLUTIONAL, *OWN_POOLING, *HYBRID, "bninception", "googlenet"]
+
+
+def slow_but(names: list[str]) -> list:
+    """The same names as parameters; those outside FAST are slow."""
+    return [pytest.param(each, marks=[pytest.mark.slow] * (each not in FAST)) for each in names]
+
+
 NAMED = ["swin_tiny_patch4_window7_224", "nextvit_small"]  # of the larger ones, looked at without computing
 DROPPING = (DropPath, nn.modules.dropout._DropoutNd)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backbone", ALL_FAMILIES)
+@pytest.mark.parametrize("backbone", slow_but([*WITH_PATHS, *WITHOUT_PATHS, *LARGER]))
 def test_nothing_is_random_in_training_unless_asked_for(backbone: str) -> None:
     net, images = make(backbone, batch_norm="train"), pixels(2)
     assert net.training
     assert torch.equal(net(images), net(images))
 
 
-@pytest.mark.parametrize("backbone", [*WITH_PATHS, *NAMED])
+@pytest.mark.parametrize("backbone", slow_but([*WITH_PATHS, *NAMED]))
 def test_drop_path_is_all_that_is_random_and_as_large_as_asked_for(backbone: str) -> None:
     with torch.device("meta"):
         plain, net = make(backbone, batch_norm="train"), make(backbone, batch_norm="train", drop_path=0.2)
@@ -306,7 +313,7 @@ def test_drop_path_is_in_the_config_where_it_is_on() -> None:
     assert torch.equal(old(images), net(images))
 
 
-@pytest.mark.parametrize("backbone", [*WITHOUT_PATHS, "vgg11"])
+@pytest.mark.parametrize("backbone", slow_but([*WITHOUT_PATHS, "vgg11"]))
 def test_networks_without_paths_to_drop_are_named_in_one_line(backbone: str) -> None:
     with pytest.raises(UsageError, match=rf"^backbone\.drop_path=0\.1: {backbone} has no paths to drop") as caught:
         make(backbone, drop_path=0.1)

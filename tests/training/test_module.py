@@ -144,24 +144,6 @@ def test_gradients_are_clipped_by_value_on_network_and_proxies(
     assert min(watch.largest.values()) > 10  # there was something to clip
 
 
-def test_two_and_two_epochs_are_four(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
-) -> None:
-    settings = {"warmup_epochs": 1, "scheduler": partial(StepLR, step_size=3, gamma=0.5)}
-    straight = make_learner(**settings)
-    make_trainer(max_epochs=4, limit_val_batches=0).fit(straight, make_data())
-
-    file = tmp_path / "half.ckpt"
-    half = make_learner(**settings)
-    trainer = make_trainer(max_epochs=2, limit_val_batches=0)
-    trainer.fit(half, make_data())
-    trainer.save_checkpoint(file)
-    assert moved(snapshot(half), snapshot(straight))
-    resumed = make_learner(**settings)
-    make_trainer(max_epochs=4, limit_val_batches=0).fit(resumed, make_data(), ckpt_path=file)
-    assert moved(snapshot(straight), snapshot(resumed)) == set()
-
-
 def test_nothing_fetches_the_loss_in_every_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # Each Tensor.item() would be a wait for the card; the guard's look at the step before is the only one that is meant.
     cfg = compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu")

@@ -82,13 +82,6 @@ def test_query_and_gallery(
         torch.testing.assert_close(found, expected)
 
 
-def test_a_partial_pass_is_refused(make_data: Callable, make_learner: Callable, make_trainer: Callable) -> None:
-    recall = RecallCallback((1,), engine="torch")
-    with pytest.raises(UsageError, match="6 distinct images were seen, expected 8; the pass over the data was partial"):
-        make_trainer(callbacks=[recall], limit_val_batches=2).fit(make_learner(), make_data())
-    assert recall.history == []
-
-
 @pytest.mark.parametrize(("k", "refused"), [(7, False), (8, True)])
 def test_k_above_the_gallery_is_refused_before_the_first_epoch(
     k: int, refused: bool, make_data: Callable, make_learner: Callable, make_trainer: Callable
