@@ -114,7 +114,7 @@ def run_ok(script: str, *arguments: str, cwd: Path) -> str:
 
 
 def trained_beside_pictures(folder: Path, run: str) -> Path:
-    """Make `folder` a user's: a run of this name, and my_pictures, 8 classes that it searched. Returns the data set's folder."""
+    """Make `folder` a user's: a run, and the 8 classes it searched as my_pictures. Returns the data set's folder."""
     run_ok("train.py", f"run={run}", *TINY_GLYPHS, cwd=folder)
     [glyphs] = (folder / "data" / "glyphs").glob("glyphs-*")
     shutil.copytree(glyphs / "test", folder / "my_pictures")

@@ -24,7 +24,7 @@ def common(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def run(common, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> Callable[..., str]:
-    """run("loss.py", "--quick") is what `python benchmarks/loss.py --quick` prints in an empty folder, in this process."""
+    """run("loss.py", "--quick") is what `python benchmarks/loss.py --quick` prints, in an empty folder."""
 
     def run_benchmark(script: str, *arguments: str) -> str:
         monkeypatch.chdir(tmp_path)

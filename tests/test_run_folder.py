@@ -95,8 +95,8 @@ def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, sta
         done = run_entry("train.py", *arguments, glyphs, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
-            f"error: {tmp_path}/runs/x is in use by process {first.pid} on {socket.gethostname()}: wait until that has ended, "
-            "or choose another run=NAME.\n"
+            f"error: {tmp_path}/runs/x is in use by process {first.pid} on {socket.gethostname()}: "
+            "wait until that has ended, or choose another run=NAME.\n"
         )
     ended(first)
     assert (tmp_path / "runs/x/config.yaml").read_bytes() == before

@@ -81,7 +81,7 @@ def test_search_commands(here: Path, run: Callable) -> None:
     again = run("python src/search.py checkpoint=runs/first index=my_index query=query.jpg k=64 rerank=k_reciprocal")
     assert "match threshold" in again
     run(
-        """python src/search.py checkpoint=runs/first gallery=my_pictures query=query.jpg "kind='IVF4,Flat'" output=ivf"""
+        "python src/search.py checkpoint=runs/first gallery=my_pictures query=query.jpg \"kind='IVF4,Flat'\" output=ivf"
     )
     assert json.loads((here / "ivf.json").read_text())["queries"][0]["hits"][0]["name"] == answer["hits"][0]["name"]
 

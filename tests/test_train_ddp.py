@@ -104,7 +104,7 @@ def test_two_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "ends_with", "queued"), [(0, 0, ""), (3, 3, ""), (75, 75, "requeue 7")])
 def test_a_slurm_job_that_was_stopped_is_queued_again(code: int, ends_with: int, queued: str, tmp_path: Path) -> None:
-    # Stand-ins: srun runs its command, the program ends at once, after a SIGTERM to its whole group where it is stopped.
+    # Stand-ins: srun runs its command; the program ends at once, after a SIGTERM to its group where it is stopped.
     for name, text in {
         "srun": 'while [[ $1 == --* ]]; do shift; done\nexec setsid --wait "$@"',
         "scontrol": f"echo $* > {tmp_path}/queued",
@@ -133,7 +133,7 @@ def test_what_cannot_be_divided_or_found_is_refused_once_and_leaves_nothing(tmp_
         "data.batch_size=16.",
         "trainer.strategy=ddp_spawn": "trainer.strategy=ddp_spawn: several devices train with trainer.strategy=ddp.",
         "trainer.strategy=fsdp": "trainer.strategy=fsdp: several devices train with trainer.strategy=ddp.",
-        "trainer.devices=0": "value is not a valid input using cpu accelerator. Set trainer.devices=1, or as many as are here.",
+        "trainer.devices=0": "not a valid input using cpu accelerator. Set trainer.devices=1, or as many as are here.",
     }.items():
         done = run_entry("train.py", "run=x", *TINY_GLYPHS, *TWO, option, cwd=tmp_path)
         assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Colours of training images: off unless asked for, the same from every loader, and torchvision's where that is linear."""
+"""Colours of training images: off by default, the same from every loader, torchvision's where that is linear."""
 
 from __future__ import annotations
 

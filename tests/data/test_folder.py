@@ -248,7 +248,8 @@ def test_paths_start_from_the_root_the_list_or_the_top(images, tmp_path_factory)
     assert all_pairs(load_folder(elsewhere, csv_file=make_list(elsewhere, absolute)), images) == set(SIX)
 
 
-SPLIT = "path,label,split\nred0.jpg,red,train\nred1.jpg,red,Train\n90.jpg,9,training\nblue0.jpg,blue,test\nblue1.jpg,blue,VAL\n"
+SPLIT = "path,label,split\nred0.jpg,red,train\nred1.jpg,red,Train\n90.jpg,9,training\n"
+SPLIT += "blue0.jpg,blue,test\nblue1.jpg,blue,VAL\n"
 
 
 def test_a_given_split_is_kept(images):

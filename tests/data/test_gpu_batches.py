@@ -77,7 +77,7 @@ print(int(difference.max()), float((difference > 0).float().mean()))
 def test_the_kernel_in_tritons_interpreter_equals_torchvision_to_one_level(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     if torch.cuda.is_available():
-        pytest.skip("a card runs the kernel itself, below")
+        pytest.skip("a GPU runs the kernel itself, below")
     images = [photograph(width, height, width) for width, height in [(90, 70), (120, 33), (31, 64)]]
     values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
     torch.save((values, _windows(images, RandomCrops(24), 6), 24), tmp_path / "case.pt")
@@ -118,13 +118,13 @@ def reference(table: ImageTable, crops: RandomCrops, order: ShuffledBatches, epo
     return batches(loader, epoch)
 
 
-@pytest.mark.parametrize("where", ["device", "host", pytest.param("card", marks=needs_cuda)])
+@pytest.mark.parametrize("where", ["device", "host", pytest.param("GPU", marks=needs_cuda)])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_training_batches_are_the_workers(
     table: ImageTable, where: str, epoch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crops, order = RandomCrops(24, seed=5), ShuffledBatches(12, 5, seed=5)
-    device = torch.device("cuda") if where == "card" else CPU
+    device = torch.device("cuda") if where == "GPU" else CPU
     pixels = decode_to_device(table, Shrunk(), kept_sizes(table, Shrunk(), 0), device, 0, 0, 1)
     loader = CroppedBatches(pixels, torch.from_numpy(table.labels), crops, order, device)
     if where == "host":  # the way of pixels that live elsewhere than the network

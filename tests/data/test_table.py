@@ -26,7 +26,8 @@ def test_digits_of_every_script_can_be_sorted(name):
 
 def test_the_label_map_is_the_same_in_every_process():
     # '1', '01' and '001' are equal as numbers, and the order of a set of texts differs from process to process.
-    code = "from proxy_anchor.data.table import make_tables; print(make_tables([('p', c) for c in '01 1 001 0001 2'.split()])[0].classes)"
+    code = "from proxy_anchor.data.table import make_tables; names = '01 1 001 0001 2'.split()\n"
+    code += "print(make_tables([('p', name) for name in names])[0].classes)"
     source = str(Path(table.__file__).parents[2])
     seen = {
         subprocess.run(

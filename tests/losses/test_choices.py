@@ -179,13 +179,14 @@ def test_plain_shuffling_can_be_had(tmp_path: Path) -> None:
     assert "train/images_seen" in (tmp_path / "runs" / "y" / "metrics.csv").read_text()
 
 
+TARGET = "loss=pml loss.loss._target_=pytorch_metric_learning.losses"
 BAD = {
     "loss=proxi_nca": "Did you mean 'proxy_nca'?",
     "loss=triplet loss.margin=-1": "loss.margin=-1: expected a finite number of at least 0",
     "loss=triplet loss.mragin=1": "unknown key 'loss.mragin'. Did you mean 'margin'?",
     "loss=pml": "loss.loss._target_ is needed",
-    "loss=pml loss.loss._target_=pytorch_metric_learning.losses.NoLoss": "NoLoss",
-    "loss=pml loss.loss._target_=pytorch_metric_learning.losses.FastAPLoss +loss.loss.bins=3": "unexpected keyword argument 'bins'",
+    f"{TARGET}.NoLoss": "NoLoss",
+    f"{TARGET}.FastAPLoss +loss.loss.bins=3": "unexpected keyword argument 'bins'",
     "loss=triplet data.images_per_class=1": "data.images_per_class=1: expected a whole number of at least 2",
     "loss=triplet data.images_per_class=3": "set data.batch_size=15, or data.images_per_class=null",
 }

@@ -32,10 +32,10 @@ def test_proxy_nca_pulls_every_positive_alike_and_proxy_anchor_the_hard_ones():
 def test_companions_matter_to_proxy_anchor_only(positive):
     hard = torch.tensor([-0.9 if positive else 0.9], dtype=torch.float64)
     for loss, matters in (("proxy_nca", False), ("proxy_anchor", True)):
-        alone, beside = (gradient_by_hardness(loss, GRID, others, positive=positive) for others in (hard[:0], hard))
-        assert torch.equal(alone, beside) != matters
+        alone, together = (gradient_by_hardness(loss, GRID, others, positive=positive) for others in (hard[:0], hard))
+        assert torch.equal(alone, together) != matters
     # A harder companion takes the strength away from the sample (and the batch has no more of it to give).
-    assert (beside.abs() <= alone.abs() + 1e-12).all()
+    assert (together.abs() <= alone.abs() + 1e-12).all()
 
 
 def test_bad_input():

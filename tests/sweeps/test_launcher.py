@@ -205,7 +205,8 @@ SLOW = """
 import signal, subprocess, sys
 from pathlib import Path
 from proxy_anchor.sweeps.launcher import Job, run_here
-slow = 'import os, signal, sys, time; from pathlib import Path; from proxy_anchor.sweeps.launcher import end_with_parent\\n'
+slow = 'import os, signal, sys, time; from pathlib import Path\\n'
+slow += 'from proxy_anchor.sweeps.launcher import end_with_parent\\n'
 slow += 'def stop(*_): Path("saved").touch(); sys.exit(75)\\n'
 slow += 'for each in (signal.SIGTERM, signal.SIGUSR2): signal.signal(each, stop)\\n'
 slow += 'end_with_parent(); print(os.getpid(), "ready", flush=True); time.sleep(60)'

@@ -71,7 +71,7 @@ def test_training_compiled_equals_training_plain(
 
 
 def batch_with_gradients(learner: MetricLearner, steps: Sequence[int]) -> list[torch.Tensor]:
-    """Loss, and gradients of embeddings and proxies, of the learner's training step on embeddings of these batch sizes."""
+    """Loss and gradients of embeddings and proxies, of training steps on batches of these sizes."""
     found = []
     learner.log = lambda *given, **named: None
     for step, count in enumerate(steps):

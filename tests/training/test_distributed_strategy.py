@@ -20,8 +20,9 @@ CPU = torch.device("cpu")
 
 
 def begin() -> list[dict[str, Any]]:
-    """Of a plain and a compiled network, frozen: weights and statistics, which differed between the ranks, and one of the
-    statistics after a forward for which it differs again.
+    """Of a plain and a compiled frozen network: weights and statistics, which differed between the ranks.
+
+    And one of the statistics after a forward for which it differs again.
     """
     dist.init_process_group("gloo")
     LeanDDP.root_device = CPU  # type: ignore[assignment,method-assign]
@@ -61,7 +62,7 @@ def test_all_begin_with_the_weights_and_statistics_of_the_first(ranks: list) -> 
 
 
 def average() -> dict[str, Any]:
-    """Gradients r + 1 times as large on rank r, of several kinds and layouts; two rounds, the second added to the first."""
+    """Gradients r + 1 times as large on rank r, of several kinds and layouts; the second round adds to the first."""
     rank = dist.get_rank()
     net = nn.Module()
     net.conv = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))

@@ -145,7 +145,7 @@ def test_gradients_are_clipped_by_value_on_network_and_proxies(
 
 
 def test_nothing_fetches_the_loss_in_every_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Each Tensor.item() would be a wait for the card; the guard's look at the step before is the only one that is meant.
+    # Each Tensor.item() would wait for the GPU; only the guard's look at the step before is meant.
     cfg = compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu")
     waits: list[str] = []
 

@@ -54,7 +54,7 @@ def test_collapse_is_said_with_the_mean_pairwise_similarity(tmp_path):
 
 @pytest.fixture
 def watched(make_data, make_learner, make_trainer, tmp_path):
-    """watched(loss, epochs=1, data={}, callbacks=(), accumulate_grad_batches=1, **optimizer) trains; returns its Health."""
+    """watched(loss, epochs=1, data={}, callbacks=(), **optimizer) trains and returns its Health."""
 
     def fit(loss=None, epochs=1, data=None, callbacks=(), accumulate_grad_batches=1, **optimizer) -> Health:
         health = Health(tmp_path)
