@@ -11,7 +11,7 @@ from proxy_anchor.models.embedding_net import EmbeddingNet
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files in tests/ itself run whole commands and take longest: they come first, or one process would run the last alone."""
+    """Files in tests/ itself run whole commands and take longest: first, or one process runs the last alone."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 

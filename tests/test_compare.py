@@ -117,7 +117,7 @@ BAD = {
     "losses=triplet": "losses=triplet: expected a list",
     "loss=triplet": "a comparison takes losses=[...]",
     "losses=[proxy_anchor,triplet] data.batch_size=15": "loss=triplet: data.batch_size=15 is not a multiple of",
-    "losses=[proxy_anchor,triplet] data.batch_size=48": "takes 12 classes and there are 8: set data.batch_size=32 or less",
+    "losses=[proxy_anchor,triplet] data.batch_size=48": "takes 12 classes and there are 8: set data.batch_size=32",
     "++seed=4": "a comparison takes seeds=[...]",
     "seeds=[-1]": "seeds=-1: expected a whole number of at least 0",
     "levels=70": "levels=70: expected a list, for example levels=[60,70]",

@@ -71,7 +71,8 @@ def test_out_of_memory_says_peak_batch_and_keys_and_the_run_goes_on_from_its_che
         train(cfg, tmp_path / "run")
     found = re.fullmatch(
         rf"out of memory in {where}: the peak was (\S+) GiB of (\S+) GiB that this process can have\. "
-        r"At most (\d+) images fit \(estimated .*\): set data\.(eval_)?batch_size=(\d+) or less, or trainer\.precision=bf16-mixed\.",
+        r"At most (\d+) images fit \(estimated .*\): "
+        r"set data\.(eval_)?batch_size=(\d+) or less, or trainer\.precision=bf16-mixed\.",
         str(caught.value),
     )
     assert found

@@ -52,16 +52,6 @@ def test_runs_with_other_settings_are_not_taken_for_seeds(tmp_path):
     }
 
 
-def test_a_setting_that_most_runs_share_is_not_said(tmp_path):
-    colours = ("dataset.images.brightness=0.4", "dataset.images.hue=0.1", "backbone.drop_path=0.1", "loss.delta=0")
-    for name, overrides in {"a": (), "b": ("loss.alpha=16",), "c": ("loss.alpha=64",), "d": colours}.items():
-        write_run(tmp_path / name, *CARS, *overrides)
-    short = "cars, Proxy-Anchor, BN, 512-d"
-    several = f"{short}, backbone.drop_path 0.1, images.brightness 0.4, images.hue 0.1, 2 more"
-    names = list(figures.named_groups(read_runs(tmp_path)))
-    assert names == [f"{short}, alpha 32", f"{short}, alpha 16", f"{short}, alpha 64", several]
-
-
 def test_a_map_over_alpha_and_delta_holds_runs_that_are_alike_in_all_else(tmp_path):
     for alpha, delta in ((16, 0), (16, 0.1), (32, 0), (32, 0.1)):
         setting = (f"loss.alpha={alpha}", f"loss.delta={delta}")
