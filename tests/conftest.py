@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from pictures import write_noise_images
 
 from proxy_anchor.models.embedding_net import EmbeddingNet
+
+constants.HF_HUB_OFFLINE = True  # without a network each attempt to fetch weights takes most of a minute
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

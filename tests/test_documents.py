@@ -1,8 +1,8 @@
 """README.md and docs/: links and anchors lead somewhere, pictures are small, every command of theirs is one that runs.
 
 Commands on the embedded data or a folder of pictures run here, in small; what docs/search.md and
-docs/getting_started.md show runs in test_search_entries.py and reports/test_report.py; those on a benchmark are composed
-and checked as far as they get without its images.
+docs/getting_started.md show runs in test_search_entries.py and reports/test_report.py; those on a benchmark are
+composed and checked as far as they get without its images.
 """
 
 from __future__ import annotations

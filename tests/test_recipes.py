@@ -18,7 +18,7 @@ from proxy_anchor.training.optim import check_learning
 
 # Optimisation. Its table has columns for BN-Inception and ResNet-50. GoogLeNet takes BN-Inception's ("networks outside
 # the paper"; batch 180 is its own), ResNet-101 takes ResNet-50's, and the ResNets on SOP and In-Shop, where the table
-# has no step, take BN-Inception's. Batch norm: "statistics frozen", of the two ways the authors': scale and shift train.
+# has no step, take BN-Inception's. Batch norm: "statistics frozen", as the authors': scale and shift train.
 FROZEN, TRAIN = "frozen_statistics", "train"
 RECIPES = {
     # data set, network         rate  proxies  epochs  batch  warm-up  step  gamma  batch norm

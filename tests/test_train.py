@@ -25,7 +25,7 @@ from train import train
 def trained(tmp_path_factory):
     """A real run on the embedded data set, shortened to 9 of its 20 epochs; (folder, standard output)."""
     here = tmp_path_factory.mktemp("user")
-    output = run_ok("train.py", "run=first", "trainer.max_epochs=9", cwd=here)
+    output = run_ok("train.py", "run=first", *SMALL, cwd=here)
     return here / "runs" / "first", output
 
 
@@ -145,7 +145,7 @@ BAD_INPUT = {
     "dataset=folder": "dataset.root=FOLDER",
     "data.batch_size=99999": "Set data.batch_size=64 or less",
     "seed=99999999999": "below 2**32",
-    "trainer=null": "a config group cannot be null",
+    "trainer=null": "an override cannot be understood",
     "+tagz=[x]": "unknown key tagz.",
     "+trainer.callbacks=[1]": "trainer.callbacks: a run sets it itself; add yours with +callbacks.",
     "+data.batchsize=1": "unknown key data.batchsize. Did you mean 'batch_size'?",

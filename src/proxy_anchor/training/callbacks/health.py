@@ -49,13 +49,12 @@ class Health(pl.Callback):
         self._ratio: Tensor | None = None  # (), on the device
 
     def state_dict(self) -> dict[str, Any]:
-        """The warnings, classes and step so far, for a run that is continued, maybe at the end of an epoch."""
-        return {"warnings": self.warnings, "seen": self._seen, "ratio": self._ratio}
+        """The warnings and classes so far, for a run that is continued."""
+        return {"warnings": self.warnings, "seen": self._seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with them."""
         self.warnings, self._seen = list(state_dict["warnings"]), state_dict.get("seen")
-        self._ratio = state_dict.get("ratio")
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
