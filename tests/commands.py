@@ -59,7 +59,7 @@ TINY_FOLDER = [
 def run_entry(
     script: str, *arguments: str, cwd: Path, timeout_s: float = 300, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """`python src/SCRIPT ARGUMENTS` with captured output, in this process.
+    """`python src/SCRIPT ARGUMENTS` with captured output, in this process; SCRIPT may begin with `../`.
 
     fresh: in a process of its own, which takes seconds longer, without a HYDRA_FULL_ERROR or DEBUG of the user's.
     """
@@ -79,10 +79,11 @@ def run_entry(
 
 def _run_here(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     printed, said, code = StringIO(), StringIO(), 0
-    arguments, place, filters = sys.argv, Path.cwd(), warnings.filters[:]
+    arguments, paths, place, filters = sys.argv, sys.path[:], Path.cwd(), warnings.filters[:]
     handlers, environment = {each: signal.getsignal(each) for each in NOTICES}, dict(os.environ)
     try:
         sys.argv = command
+        sys.path.insert(0, str(Path(command[0]).resolve().parent))  # as for a script that is started
         os.chdir(cwd)
         with redirect_stdout(printed), redirect_stderr(said):
             try:
@@ -93,7 +94,7 @@ def _run_here(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]
                 traceback.print_exc()
                 code = 1
     finally:
-        sys.argv, warnings.filters[:] = arguments, filters
+        sys.argv, sys.path[:], warnings.filters[:] = arguments, paths, filters
         os.chdir(place)
         os.environ.clear()
         os.environ.update(environment)

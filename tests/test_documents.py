@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import itertools
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from commands import REPOSITORY, TINY_GLYPHS, trained_beside_pictures
+from commands import REPOSITORY, TINY_GLYPHS, run_ok, trained_beside_pictures
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
@@ -194,34 +193,16 @@ def user(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def run(user: Path, monkeypatch, capsys) -> Iterator[Callable[[str], str]]:
-    """run(line) is a command of the README in this process: starting one takes seconds."""
-
-    def run_line(line: str) -> str:
-        _, script, *arguments = shlex.split(line, comments=True)
-        name = script.rsplit("/", 1)[1]
-        if arguments != ["--help"]:
-            arguments += SMALL.get(f"{name} folder" if "dataset=folder" in arguments else name, [])
-        if name == "train.py" and not any(each.startswith("run=") or each == "--help" for each in arguments):
-            # By default a run is named by the second, and here several begin within one, which is refused.
-            arguments.append(f"run=line{HERE.index(line)}")
-        monkeypatch.chdir(user)
-        monkeypatch.setattr(sys, "argv", [str(REPOSITORY / script), *arguments])
-        try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        except SystemExit as stop:  # --help
-            if stop.code:
-                raise
-        return capsys.readouterr().out
-
-    yield run_line
-    HydraConfig.instance().cfg = None
-
-
 @pytest.mark.parametrize("line", HERE)
-def test_the_readme_runs(line: str, run: Callable) -> None:
-    assert run(line)
+def test_the_readme_runs(line: str, user: Path) -> None:
+    _, script, *arguments = shlex.split(line, comments=True)
+    name = script.rsplit("/", 1)[1]
+    if arguments != ["--help"]:
+        arguments += SMALL.get(f"{name} folder" if "dataset=folder" in arguments else name, [])
+    if name == "train.py" and not any(each.startswith("run=") or each == "--help" for each in arguments):
+        # By default a run is named by the second, and here several begin within one, which is refused.
+        arguments.append(f"run=line{HERE.index(line)}")
+    assert run_ok(f"../{script}", *arguments, cwd=user)
 
 
 def test_the_readme_has_commands_that_run():

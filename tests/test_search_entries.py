@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -18,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import REPOSITORY, run_entry, trained_beside_pictures
+from commands import REPOSITORY, run_entry, run_ok, trained_beside_pictures
 from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
@@ -42,20 +40,15 @@ def here(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(here: Path, monkeypatch, capsys) -> Iterator[Callable[[str], str]]:
+def run(here: Path) -> Callable[[str], str]:
     """run(command) is a command of the document as it stands there, in this process: starting one takes seconds."""
 
     def run_command(command: str) -> str:
         program, script, *arguments = shlex.split(command)
         assert program == "python"
-        monkeypatch.chdir(here)
-        monkeypatch.setattr(sys, "argv", [str(REPOSITORY / script), *arguments])
-        monkeypatch.syspath_prepend(str((REPOSITORY / script).parent))  # as for a script that is started
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        return capsys.readouterr().out
+        return run_ok(f"../{script}", *arguments, cwd=here)
 
-    yield run_command
-    HydraConfig.instance().cfg = None
+    return run_command
 
 
 def of(script: str) -> Iterator[str]:
