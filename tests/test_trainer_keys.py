@@ -139,7 +139,7 @@ def test_recall_of_a_part_of_the_images_is_not_scored(
 
 
 def test_the_profiler_prints_its_table_and_recall_is_scored(tmp_path: Path) -> None:
-    done = run_entry("train.py", *TINY_GLYPHS, *QUIET, "debug=profiler", "run=x", cwd=tmp_path)
+    done = run_entry("train.py", *TINY_GLYPHS, *QUIET, "debug=profiler", "run=x", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     assert "run_training_epoch" in done.stdout + done.stderr
     assert "GPU available" not in done.stdout + done.stderr
