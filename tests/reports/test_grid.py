@@ -33,7 +33,7 @@ def test_no_assignment_of_four_is_nearer() -> None:
         assert cost(snap_to_grid(places)) == pytest.approx(least)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 2700, 10000])
+@pytest.mark.parametrize("count", [1, 2, 5, 2700])
 def test_every_cell_once_and_the_same_again(count: int) -> None:
     places = np.random.default_rng(1).normal(size=(count, 2))
     cells = snap_to_grid(places)
