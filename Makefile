@@ -29,10 +29,10 @@ install: $(VENV)/installed-$(EXTRA)  ## create .venv and install the package int
 demo: install  ## train on the embedded data set (a minute or two on 2 cores)
 	$(BIN)/python src/train.py
 
-test: $(VENV)/installed-$(EXTRA)-test  ## run the tests (10 to 14 minutes on 2 cores)
+test: $(VENV)/installed-$(EXTRA)-test  ## run the tests (about 6 minutes on 2 cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile --no-loadscope-reorder --durations=10
 
-test-slow: $(VENV)/installed-$(EXTRA)-test  ## run the tests that take more than a minute each
+test-slow: $(VENV)/installed-$(EXTRA)-test  ## run the long tests: kills, signals, several processes, notebooks
 	$(BIN)/python -m pytest -m slow
 
 fuzz: $(VENV)/installed-$(EXTRA)-test  ## run each fuzzing test with 10,000 cases (FUZZ_EXAMPLES=N for others)

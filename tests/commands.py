@@ -59,7 +59,7 @@ TINY_FOLDER = [
 def run_entry(
     script: str, *arguments: str, cwd: Path, timeout_s: float = 300, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """`python src/SCRIPT ARGUMENTS` with captured output, in this process.
+    """`python src/SCRIPT ARGUMENTS` with captured output, in this process; SCRIPT may begin with `../`.
 
     fresh: in a process of its own, which takes seconds longer, without a HYDRA_FULL_ERROR or DEBUG of the user's.
     """
@@ -79,10 +79,11 @@ def run_entry(
 
 def _run_here(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     printed, said, code = StringIO(), StringIO(), 0
-    arguments, place, filters = sys.argv, Path.cwd(), warnings.filters[:]
-    handlers, environment = {each: signal.getsignal(each) for each in STOP_SIGNALS}, dict(os.environ)
+    arguments, paths, place, filters = sys.argv, sys.path[:], Path.cwd(), warnings.filters[:]
+    handlers, environment = {each: signal.getsignal(each) for each in NOTICES}, dict(os.environ)
     try:
         sys.argv = command
+        sys.path.insert(0, str(Path(command[0]).resolve().parent))  # as for a script that is started
         os.chdir(cwd)
         with redirect_stdout(printed), redirect_stderr(said):
             try:
@@ -93,7 +94,7 @@ def _run_here(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]
                 traceback.print_exc()
                 code = 1
     finally:
-        sys.argv, warnings.filters[:] = arguments, filters
+        sys.argv, sys.path[:], warnings.filters[:] = arguments, paths, filters
         os.chdir(place)
         os.environ.clear()
         os.environ.update(environment)
@@ -114,7 +115,7 @@ def run_ok(script: str, *arguments: str, cwd: Path) -> str:
 
 
 def trained_beside_pictures(folder: Path, run: str) -> Path:
-    """Make `folder` a user's: a run of this name, and my_pictures, 8 classes that it searched. Returns the data set's folder."""
+    """Make `folder` a user's: a run, and the 8 classes it searched as my_pictures. Returns the data set's folder."""
     run_ok("train.py", f"run={run}", *TINY_GLYPHS, cwd=folder)
     [glyphs] = (folder / "data" / "glyphs").glob("glyphs-*")
     shutil.copytree(glyphs / "test", folder / "my_pictures")

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from pictures import write_noise_images
 
 from proxy_anchor.models.embedding_net import EmbeddingNet
 
+constants.HF_HUB_OFFLINE = True  # without a network each attempt to fetch weights takes most of a minute
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that run whole commands stand in tests/ itself and take longest: first, or one process would run the last alone."""
+    """Files in tests/ itself run whole commands and take longest: first, or one process runs the last alone."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
@@ -23,7 +26,7 @@ def _seeded_single_thread() -> None:
 
 @pytest.fixture
 def make_checkpoint(tmp_path: Path) -> Callable[..., Path]:
-    """make_checkpoint("a.ckpt", seed=1) writes a checkpoint as train.py does, of a small network with random weights."""
+    """make_checkpoint("a.ckpt", seed=1) writes a checkpoint as train.py does, of a small random network."""
 
     def make(
         name: str = "best.ckpt", *, seed: int = 0, embedding_dim: int = 16, crop: int = 32, resize: int = 36

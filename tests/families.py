@@ -17,9 +17,10 @@ WITHOUT_PATHS = [
 # More than a second each.
 LARGER = [
     "cait_xxs24_224", "coat_tiny", "convit_tiny", "csatv2", "davit_tiny", "deit_tiny_patch16_224", "gmlp_ti16_224",
-    "hiera_tiny_224", "iformer_t", "inception_next_atto", "mvitv2_tiny", "nextvit_small", "poolformerv2_s12", "rdnet_tiny",
-    "res2next50", "sam2_hiera_tiny", "sequencer2d_s", "skresnet18", "swiftformer_xs", "swin_tiny_patch4_window7_224",
+    "hiera_tiny_224", "iformer_t", "inception_next_atto", "mvitv2_tiny", "nextvit_small", "poolformerv2_s12",
+    "rdnet_tiny", "res2next50", "sam2_hiera_tiny", "sequencer2d_s", "skresnet18", "swiftformer_xs",
+    "swin_tiny_patch4_window7_224",
     "swinv2_cr_tiny_224", "swinv2_tiny_window8_256", "tiny_vit_5m_224", "tnt_s_legacy_patch16_224", "tresnet_m",
-    "twins_svt_small", "visformer_tiny", "vit_small_patch16_224", "vit_tiny_patch16_dinov3_qkvb", "vit_tiny_r_s16_p8_224",
-    "vitamin_small_224", "volo_d1_224", "xception41p", "xcit_nano_12_p8_224",
+    "twins_svt_small", "visformer_tiny", "vit_small_patch16_224", "vit_tiny_patch16_dinov3_qkvb",
+    "vit_tiny_r_s16_p8_224", "vitamin_small_224", "volo_d1_224", "xception41p", "xcit_nano_12_p8_224",
 ]  # fmt: skip

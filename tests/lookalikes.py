@@ -1,9 +1,9 @@
 """Tiny copies of the benchmarks in the layouts of their official archives and of public copies, traps inside.
 
-Each `make_*` function writes one below `root` and returns `root`. A dictionary beside it gives the images of each class.
-The traps: `._` twins of images and lists, `.DS_Store`, `__MACOSX`; CMYK, grey, palette and transparent pictures under .jpg;
-a byte-order mark, CRLF and blank lines in lists; ids with gaps; classes of one image; in In-Shop a query without a match
-in the gallery; on demand a doubled folder, as some unpackers make it.
+Each `make_*` function writes one below `root` and returns `root`. A dictionary gives the images of each class.
+The traps: `._` twins of images and lists, `.DS_Store`, `__MACOSX`; CMYK, grey, palette and transparent pictures under
+.jpg; a byte-order mark, CRLF and blank lines in lists; ids with gaps; classes of one image; in In-Shop a query without
+a match in the gallery; on demand a doubled folder, as some unpackers make it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BOX = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
 
 
 def write_picture(path: Path, number: int, *, side: int = 48) -> None:
-    """A noisy picture, its mode by `number` (see MODES), with the twin that macOS archives put beside it."""
+    """A noisy picture, its mode by `number` (see MODES), with the twin that macOS archives add."""
     mode = MODES[number % len(MODES)]
     pixels = np.random.default_rng(number).integers(0, 256, (side, side + 8, 3), dtype=np.uint8)
     image = Image.fromarray(pixels).convert(mode)
@@ -138,7 +138,7 @@ def make_sop(root: Path, *, folder: str = "Stanford_Online_Products") -> Path:
 
 
 def make_inshop(root: Path, *, images: str = "img", lists: str = "Eval") -> Path:
-    """In-Shop: images in `images` (img, Img/img, img_highres, Img/img_highres), the list in `lists` (Eval, Anno, "")."""
+    """In-Shop: images in `images` (img, Img/img, img_highres, ...), the list in `lists` (Eval, Anno, "")."""
     number = itertools.count()
     rows = []
     for status, counts in INSHOP.items():
@@ -150,13 +150,5 @@ def make_inshop(root: Path, *, images: str = "img", lists: str = "Eval") -> Path
     write_list(
         root / lists / "list_eval_partition.txt", [str(len(rows)), "image_name item_id evaluation_status", *rows]
     )
-    litter(root)
-    return root
-
-
-def make_folder(root: Path) -> Path:
-    """The user's own images: one sub-folder per class."""
-    for number, label in enumerate(_labels({1: 5, 2: 4, 10: 4, 30: 5})):
-        write_picture(root / f"class {label}" / f"{number}.jpg", number)
     litter(root)
     return root

@@ -1,6 +1,4 @@
-"""What tests need of processes: several gloo ranks on the CPU, Triton's interpreter, a free port, whether permissions stop
-this one.
-"""
+"""What tests need of processes: gloo ranks on the CPU, Triton's interpreter, a free port, permissions."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def run_processes(
 
 
 def run_interpreted(*arguments: str | Path, timeout_s: float) -> str:
-    """What `python ARGUMENTS` prints with Triton's kernels interpreted on the CPU, which is decided when Triton is imported."""
+    """What `python ARGUMENTS` prints with Triton's kernels interpreted, which is decided when Triton is imported."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *map(str, arguments)],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},

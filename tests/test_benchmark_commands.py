@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import REPOSITORY, TINY_GLYPHS
-
-FOLDER = REPOSITORY / "benchmarks"
+from commands import TINY_GLYPHS, run_ok
 
 
 @pytest.fixture
-def common(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return pytest.importorskip("common")
-
-
-@pytest.fixture
-def run(common, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> Callable[..., str]:
-    """run("loss.py", "--quick") is what `python benchmarks/loss.py --quick` prints in an empty folder, in this process."""
-
-    def run_benchmark(script: str, *arguments: str) -> str:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(FOLDER / script), *arguments])
-        try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        except SystemExit as stop:  # --help
-            if stop.code:
-                raise
-        return capsys.readouterr().out
-
-    return run_benchmark
+def run(tmp_path: Path) -> Callable[..., str]:
+    """run("loss.py", "--quick") is what `python benchmarks/loss.py --quick` prints, in an empty folder."""
+    return lambda script, *arguments: run_ok(f"../benchmarks/{script}", *arguments, cwd=tmp_path)
 
 
 def rows_of(folder: Path, name: str) -> list[dict]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import yaml
-from commands import TINY_GLYPHS, compose_train, run_entry
+from commands import TINY_GLYPHS, compose_train
 
 from proxy_anchor.cli import config
 from proxy_anchor.errors import UsageError
@@ -16,27 +16,6 @@ from proxy_anchor.training.callbacks.progress import LossBar
 from train import train
 
 SMALL = (*TINY_GLYPHS, "trainer.enable_progress_bar=false")
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("+tagz=[x]", "unknown key tagz."),
-        ("+search_engine.foo=1", "unknown key search_engine.foo. Known in search_engine: name."),
-        ("+backbone.foo=1", "unknown key backbone.foo."),
-        ("+trainer.callbacks=[1]", "trainer.callbacks: a run sets it itself; add yours with +callbacks."),
-        (
-            "+trainer.default_root_dir=here",
-            "trainer.default_root_dir: a run sets it itself; choose the run folder with run=NAME.",
-        ),
-    ],
-)
-def test_a_key_that_would_be_dropped_is_refused(argument: str, message: str, tmp_path: Path) -> None:
-    done = run_entry("train.py", *SMALL, argument, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {message}")
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "runs").exists() or not [*(tmp_path / "runs").rglob("config.yaml")]
 
 
 def test_what_is_no_callback_is_refused() -> None:
@@ -78,12 +57,3 @@ def test_a_run_stops_early_and_logs_learning_rates_and_settings(tmp_path: Path) 
         assert [float(row[f"lr/{name}"]) for row in rows if row[f"lr/{name}"]] == pytest.approx([rate, rate])
         assert any(row[f"lr-AdamW/{name}"] for row in rows)
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["optimizer"]["lr"] == cfg.optimizer.lr
-
-
-def test_the_progress_bar_is_the_users_or_this_projects_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg, given = compose_train("trainer.enable_progress_bar=true"), pl.callbacks.TQDMProgressBar()
-    assert config.progress_bars(cfg, []) == []  # stderr is a file here
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert [type(each) for each in config.progress_bars(cfg, [])] == [LossBar]
-    assert config.progress_bars(cfg, [given]) == [given]
-    assert config.progress_bars(compose_train("trainer.enable_progress_bar=false"), []) == []

@@ -24,7 +24,7 @@ RUN = [*TINY_FOLDER, "trainer.max_epochs=3", "run=x"]
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """run(*overrides) trains in this process, in tmp_path/run, on six classes of eight images; writes every checkpoint."""
+    """run(*overrides) trains here, in tmp_path/run, on six classes of eight images; writes every checkpoint."""
     write_noise_images(tmp_path, dict.fromkeys("abcdef", 8))
     monkeypatch.setattr(BackgroundWriter.__init__, "__defaults__", (0.0,))
 
@@ -71,6 +71,7 @@ entry.run(train.main, "train")
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_in_the_third_epoch_leaves_the_second_to_go_on_from(tmp_path):
     # A limit on the size of files makes the same calls fail, in the same places, as a disk without room.
     write_noise_images(tmp_path, dict.fromkeys("abcdef", 8))

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Triton as if it had its link to a card."""
+    """Triton as if it had its link to a GPU."""
     from triton.runtime import driver
 
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: None))

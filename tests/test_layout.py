@@ -89,14 +89,3 @@ def test_no_circle_of_imports():
 @pytest.mark.parametrize("module", [each for each in MODULES if room(each) != "cli"])
 def test_only_cli_sees_the_config(module):
     assert [each for each in imported(MODULES[module].read_text()) if each.split(".")[0] in CONFIG_LIBRARIES] == []
-
-
-def test_imports_are_found_wherever_they_stand():
-    source = (
-        "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from proxy_anchor.training.module import MetricLearner\n"
-        "def f():\n    from proxy_anchor.cli import config\n    import proxy_anchor.reports.tables\n"
-    )
-    assert upward("proxy_anchor.training.optim", source) == ["proxy_anchor.cli.config", "proxy_anchor.reports.tables"]
-    assert upward("proxy_anchor.losses.base", source)[-1] == "proxy_anchor.training.module"
-    assert upward("proxy_anchor.cli.main", source) == []

@@ -38,8 +38,3 @@ def test_pages_are_not_asked_for_again() -> None:
     plain, kept = map(float, done.stdout.split())
     assert kept < 20
     assert plain > 10 * kept or plain < 20  # a system with huge pages, or one that is told so, has no faults to save
-
-
-def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert keep_freed_memory() is False

@@ -10,7 +10,7 @@ from commands import REPOSITORY
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-# They train: more than a minute where other work runs beside them.
+# They train: more than a minute where other work runs at the same time.
 SLOW = ("explore_retrieval", "quickstart", "reproduce_the_paper", "your_own_data")
 RUNS = [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in NOTEBOOKS]
 

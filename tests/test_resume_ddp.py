@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import sys
@@ -17,6 +16,8 @@ from omegaconf import OmegaConf
 from processes import await_end
 
 from proxy_anchor.training.run_folder import newest_checkpoint
+
+pytestmark = pytest.mark.slow
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -52,18 +53,6 @@ def test_all_processes_killed_and_started_again(straight, arguments, tmp_path):
     assert output.count("epoch 5/5") == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
-def test_a_killed_command_takes_its_processes_with_it(arguments, tmp_path):
-    process = start(*arguments, cwd=tmp_path)
-    wait_for_line(process, "epoch 1/5")
-    ranks = children(process.pid)
-    assert len(ranks) == 2
-    process.kill()
-    process.wait()
-    for each in ranks:
-        await_end(each)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the processes are found as Linux lists them")
 def test_one_killed_process_ends_the_others_and_the_same_command_continues(straight, arguments, tmp_path):
     process = start(*arguments, cwd=tmp_path)
@@ -78,22 +67,6 @@ def test_one_killed_process_ends_the_others_and_the_same_command_continues(strai
     assert_same_end(tmp_path, straight)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_all_killed_at_any_moment(seed, straight, arguments, tmp_path):
-    more = ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.9"] if seed % 2 else []
-    if more:
-        straight = tmp_path / "straight"
-        straight.mkdir()
-        run_ok("train.py", *arguments, *more, cwd=straight)
-    process = start(*arguments, *more, cwd=tmp_path)
-    time.sleep(random.Random(seed).uniform(4, 16))  # from the imports to the last epoch
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    run_ok("train.py", *arguments, *more, cwd=tmp_path)
-    assert_same_end(tmp_path, straight)
-
-
 def test_a_truncated_checkpoint_is_said_once_and_all_use_the_one_before(interrupted, straight, arguments):
     last = interrupted / "runs/x/last.ckpt"
     if not last.with_name("last.ckpt.previous").exists():  # all epochs may fall between two writes
@@ -104,16 +77,6 @@ def test_a_truncated_checkpoint_is_said_once_and_all_use_the_one_before(interrup
     assert process.returncode == 0, output
     assert output.count("is damaged or no checkpoint") == output.count("last.ckpt.previous of epoch") == 1
     assert_same_end(interrupted, straight)
-
-
-def test_a_finished_run_is_not_repeated(straight, arguments):
-    before = (straight / "runs/x/last.ckpt").stat().st_mtime_ns
-    assert "finished: it is not repeated" in run_ok("train.py", *arguments, cwd=straight)
-    process = start(*arguments, cwd=straight, launcher=TORCHRUN)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert output.count("finished: it is not repeated") == 1
-    assert (straight / "runs/x/last.ckpt").stat().st_mtime_ns == before
 
 
 def test_other_settings_are_named_once(interrupted, arguments):
@@ -139,7 +102,7 @@ def test_fewer_devices_than_auto_found_at_first_are_refused(interrupted, argumen
     assert "this run began with trainer.devices=2 and there is another number now, 1" in done.stderr
 
 
-@pytest.mark.parametrize("whom", ["command", "all", "one", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("whom", ["command", "all", "one", "torchrun"])
 def test_a_signal_stops_all_after_the_same_step(whom, straight, arguments, tmp_path):
     number = signal.SIGUSR1 if whom == "command" else signal.SIGTERM
     workers = ["data.num_workers=2"] if whom in ("command", "torchrun") else []  # in the group of a rank

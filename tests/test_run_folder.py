@@ -95,37 +95,13 @@ def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, sta
         done = run_entry("train.py", *arguments, glyphs, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
-            f"error: {tmp_path}/runs/x is in use by process {first.pid} on {socket.gethostname()}: wait until that has ended, "
-            "or choose another run=NAME.\n"
+            f"error: {tmp_path}/runs/x is in use by process {first.pid} on {socket.gethostname()}: "
+            "wait until that has ended, or choose another run=NAME.\n"
         )
     ended(first)
     assert (tmp_path / "runs/x/config.yaml").read_bytes() == before
     assert assert_one_run(tmp_path / "runs/x") == 1
     assert "finished: it is not repeated" in run_ok("train.py", *RUN, glyphs, cwd=tmp_path)
-
-
-@pytest.mark.slow
-def test_a_command_that_comes_before_the_first_checkpoint_removes_nothing(glyphs, start_and_halt, tmp_path):
-    # What an interrupted run leaves by then is begun anew.
-    first = start_and_halt(*RUN, glyphs, line="before training")
-    done = run_entry("train.py", *RUN, glyphs, cwd=tmp_path)
-    assert "is in use by process" in done.stderr
-    ended(first)
-    assert assert_one_run(tmp_path / "runs/x") == 1
-
-
-@pytest.mark.slow
-def test_after_a_kill_the_same_command_goes_on_at_once(glyphs, start_and_halt, tmp_path):
-    workers = [
-        each.replace("data.num_workers=0", "data.num_workers=2") for each in RUN
-    ]  # forked, and live for seconds more
-    first = start_and_halt(*workers, glyphs, line="epoch 2/5")
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    assert (tmp_path / "runs/.x.lock").is_file()
-    assert "continued after epoch" in run_ok("train.py", *workers, glyphs, cwd=tmp_path)
-    assert assert_one_run(tmp_path / "runs/x") == 1
-    assert not (tmp_path / "runs/.x.lock").exists()
 
 
 @pytest.mark.slow
@@ -150,17 +126,6 @@ def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_do
     first.wait()
     assert "continued after epoch" in run_ok("train.py", *arguments, cwd=tmp_path)
     assert assert_one_run(tmp_path / "runs/x") == 1
-
-
-@pytest.mark.slow
-def test_a_comparison_and_a_run_of_its_folder_exclude_each_other(glyphs, start_and_halt, tmp_path):
-    first = start_and_halt(*RUN, glyphs, "run=c/proxy_anchor/seed1", line="epoch 1/5")
-    words = [each for each in (*RUN, glyphs) if not each.startswith("run=")]
-    done = run_entry("compare.py", *words, "run=c", "losses=[proxy_anchor]", "trainer.max_epochs=1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"runs/c/proxy_anchor/seed1 is in use by process {first.pid}" in done.stdout
-    ended(first)
-    assert not (tmp_path / "runs/c/proxy_anchor/seed1/error.txt").exists()
 
 
 HOLD = """

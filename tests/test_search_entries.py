@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -18,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import REPOSITORY, run_entry, trained_beside_pictures
+from commands import REPOSITORY, run_entry, run_ok, trained_beside_pictures
 from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
@@ -42,20 +40,15 @@ def here(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(here: Path, monkeypatch, capsys) -> Iterator[Callable[[str], str]]:
+def run(here: Path) -> Callable[[str], str]:
     """run(command) is a command of the document as it stands there, in this process: starting one takes seconds."""
 
     def run_command(command: str) -> str:
         program, script, *arguments = shlex.split(command)
         assert program == "python"
-        monkeypatch.chdir(here)
-        monkeypatch.setattr(sys, "argv", [str(REPOSITORY / script), *arguments])
-        monkeypatch.syspath_prepend(str((REPOSITORY / script).parent))  # as for a script that is started
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        return capsys.readouterr().out
+        return run_ok(f"../{script}", *arguments, cwd=here)
 
-    yield run_command
-    HydraConfig.instance().cfg = None
+    return run_command
 
 
 def of(script: str) -> Iterator[str]:
@@ -81,29 +74,9 @@ def test_search_commands(here: Path, run: Callable) -> None:
     again = run("python src/search.py checkpoint=runs/first index=my_index query=query.jpg k=64 rerank=k_reciprocal")
     assert "match threshold" in again
     run(
-        """python src/search.py checkpoint=runs/first gallery=my_pictures query=query.jpg "kind='IVF4,Flat'" output=ivf"""
+        "python src/search.py checkpoint=runs/first gallery=my_pictures query=query.jpg \"kind='IVF4,Flat'\" output=ivf"
     )
     assert json.loads((here / "ivf.json").read_text())["queries"][0]["hits"][0]["name"] == answer["hits"][0]["name"]
-
-
-def test_names_that_are_not_utf8(here: Path) -> None:
-    pytest.importorskip("pyarrow")
-    (here / "odd_names").mkdir()
-    try:
-        shutil.copyfile(here / "query.jpg", os.fsdecode(os.fsencode(here / "odd_names") + b"/good\xff.jpg"))
-    except OSError:
-        pytest.skip("names are UTF-8 on this file system")
-    Path(os.fsdecode(os.fsencode(here / "odd_names") + b"/bad\xff.jpg")).write_text("no image")
-    found = run_entry(
-        "search.py", *["checkpoint=runs/first", "gallery=odd_names", "query=odd_names", "k=1", "output=odd"], cwd=here
-    )
-    assert found.returncode == 0, found.stderr
-    assert "bad\\udcff.jpg" in found.stdout
-    assert "good\\udcff.jpg" in found.stdout
-    assert len(json.loads((here / "odd.json").read_text())["queries"]) == 1  # and the bad one is left out
-    assert "good\\udcff.jpg" in (here / "odd.html").read_text(encoding="utf-8")
-    made = run_entry("embed.py", *["checkpoint=runs/first", "images=odd_names", "output=odd.parquet"], cwd=here)
-    assert made.returncode == 0, made.stderr
 
 
 def test_python_example(here: Path, monkeypatch, capsys) -> None:

@@ -28,6 +28,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(weights: str, tmp_path: Path) -> None:
     options = [*TINY_GLYPHS, "trainer.max_epochs=2", f"backbone.weights={weights}", "batch_norm=frozen_statistics"]
     # The paper's rate: AdamW turns rounding into whole steps, which at the characters' 6e-3 can change a neighbour.
@@ -52,6 +53,7 @@ def test_two_processes_give_the_numbers_of_one(weights: str, tmp_path: Path) -> 
         assert several["train_loss"] == (single["train_loss"] and pytest.approx(single["train_loss"], rel=1e-4))
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_its_jobs_one_after_another_and_outlives_a_failed_one(tmp_path: Path) -> None:
     done = run_entry("train.py", "-m", "run=x", "loss.alpha=1e30,16", *TINY_GLYPHS, *TWO, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
@@ -81,6 +83,7 @@ def assert_one_run(commands: list[list[str]], variables: list[dict[str, str]], e
     assert json.loads((folder / "runs" / "x" / "result.json").read_text())["num_devices"] == 2
 
 
+@pytest.mark.slow
 def test_two_launchers_are_two_nodes(tmp_path: Path) -> None:
     place = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *place]
@@ -89,6 +92,7 @@ def test_two_launchers_are_two_nodes(tmp_path: Path) -> None:
     assert_one_run(nodes, [{}, {}], "1/1", tmp_path)
 
 
+@pytest.mark.slow
 def test_two_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
     step = {"JOB_ID": "7", "JOB_NAME": "x", "NODELIST": "127.0.0.1", "NODEID": "0"}
     step |= dict.fromkeys(("NTASKS", "NTASKS_PER_NODE", "STEP_NUM_TASKS"), "2")
@@ -100,7 +104,7 @@ def test_two_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "ends_with", "queued"), [(0, 0, ""), (3, 3, ""), (75, 75, "requeue 7")])
 def test_a_slurm_job_that_was_stopped_is_queued_again(code: int, ends_with: int, queued: str, tmp_path: Path) -> None:
-    # Stand-ins: srun runs its command, the program ends at once, after a SIGTERM to its whole group where it is stopped.
+    # Stand-ins: srun runs its command; the program ends at once, after a SIGTERM to its group where it is stopped.
     for name, text in {
         "srun": 'while [[ $1 == --* ]]; do shift; done\nexec setsid --wait "$@"',
         "scontrol": f"echo $* > {tmp_path}/queued",
@@ -129,7 +133,7 @@ def test_what_cannot_be_divided_or_found_is_refused_once_and_leaves_nothing(tmp_
         "data.batch_size=16.",
         "trainer.strategy=ddp_spawn": "trainer.strategy=ddp_spawn: several devices train with trainer.strategy=ddp.",
         "trainer.strategy=fsdp": "trainer.strategy=fsdp: several devices train with trainer.strategy=ddp.",
-        "trainer.devices=0": "value is not a valid input using cpu accelerator. Set trainer.devices=1, or as many as are here.",
+        "trainer.devices=0": "not a valid input using cpu accelerator. Set trainer.devices=1, or as many as are here.",
     }.items():
         done = run_entry("train.py", "run=x", *TINY_GLYPHS, *TWO, option, cwd=tmp_path)
         assert done.returncode == 2

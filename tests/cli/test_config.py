@@ -111,11 +111,6 @@ def test_the_former_name_of_crop_on_is_taken_and_said_once(capsys: pytest.Captur
         checks.check_config(compose_train(*COMPILED, "batch_norm=train", "data.decode=fast"))
 
 
-def test_an_unknown_float32_precision_is_named() -> None:
-    with pytest.raises(UsageError, match=r"^float32_precision=high is not known; choose one of: tf32, ieee"):
-        checks.check_config(compose_train(*COMPILED, "batch_norm=train", "float32_precision=high"))
-
-
 @pytest.mark.parametrize("name", ["cub", "cars", "sop", "inshop"])
 def test_a_benchmarks_loader_is_found_under_its_former_name(name: str) -> None:
     function = f"{name}.load_{name}"

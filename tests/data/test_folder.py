@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.table import ImageTable, Splits
@@ -82,11 +81,6 @@ def test_a_fraction_of_one_searches_everything(tmp_path):
     assert "all 3 classes are searched" in splits.notice
 
 
-@pytest.mark.parametrize("seed", [None, "abc", -1, 1.5])
-def test_a_bad_split_seed_is_refused(tmp_path, seed):
-    assert refused(make_classes(tmp_path, *"abcd", images=1), split_seed=seed).startswith("dataset.split_seed=")
-
-
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.1, float("nan"), "half", True])
 def test_a_bad_fraction_is_refused_before_the_folder_is_read(fraction):
     assert refused("/nowhere", test_fraction=fraction).startswith(f"dataset.test_fraction={fraction!r}: expected")
@@ -113,17 +107,6 @@ def test_what_systems_leave_behind_is_neither_image_nor_class(tmp_path):
         touch(root / name)
     (root / "a" / "folder.jpg").mkdir()
     assert all_pairs(load_folder(root), root) == {(f"{name}/0.jpg", name) for name in "abcd"}
-
-
-def test_a_hidden_parent_of_the_root_does_not_hide_the_images(tmp_path):
-    root = make_classes(tmp_path / ".cache" / "images", *"abcd")
-    assert len(all_pairs(load_folder(root), root)) == 8
-
-
-def test_nested_folders_belong_to_their_class(tmp_path):
-    root = make_classes(tmp_path, *"abc", images=1)
-    touch(root / "d" / "2019" / "may" / "x.PNG")
-    assert ("d/2019/may/x.PNG", "d") in all_pairs(load_folder(root), root)
 
 
 @pytest.mark.parametrize("names", [("10", "9", "a b", "c,d"), ("日本", "ß", "²", "😀"), ("01", "1", "001", "2")])
@@ -162,11 +145,6 @@ def test_train_and_test_beside_other_folders_are_not_taken_for_classes(tmp_path,
     assert third in message
 
 
-def test_train_may_be_the_name_of_a_class(tmp_path):
-    root = make_classes(tmp_path, "bus", "car", "train", "tram")
-    assert len(all_pairs(load_folder(root), root)) == 8
-
-
 @pytest.mark.parametrize("layout", ["", "train/", "test/"])
 def test_an_empty_class_is_named(tmp_path, layout):
     for part in ("train", "test") if layout else ("",):
@@ -174,16 +152,6 @@ def test_an_empty_class_is_named(tmp_path, layout):
     touch(tmp_path / layout / "nothing here" / "readme.txt")
     message = refused(tmp_path)
     assert message.startswith(f"class folder {tmp_path / layout / 'nothing here'} holds no image")
-
-
-@pytest.mark.parametrize("part", ["train", "test"])
-def test_a_class_of_one_image_is_accepted(tmp_path, part):
-    make_classes(tmp_path / "train", "a", "b")
-    make_classes(tmp_path / "test", "c", "d")
-    touch(tmp_path / part / "single" / "0.jpg")
-    splits = load_folder(tmp_path)
-    table = splits.train if part == "train" else splits.query
-    assert table.labels.tolist().count(table.classes.index("single")) == 1
 
 
 def test_a_folder_without_classes_says_what_is_wanted(tmp_path):
@@ -204,27 +172,6 @@ def test_missing_root_and_no_root(tmp_path):
     assert refused(tmp_path / "no").startswith(f"dataset.root={tmp_path / 'no'} is not a folder")
     assert refused(file).startswith(f"dataset.root={file} is not a folder")
     assert "dataset.root=FOLDER" in refused(None)
-
-
-def test_empty_images_are_counted(tmp_path):
-    root = make_classes(tmp_path, *"abcd")
-    for name in "ab":
-        touch(root / name / "0.jpg", b"")
-    assert refused(root).startswith("2 of 8 ")
-    assert f"{root / 'a' / '0.jpg'} (empty)" in refused(root)
-
-
-def test_linked_class_folders_and_a_linked_root_are_read(tmp_path):
-    elsewhere = make_classes(tmp_path / "elsewhere", "d")
-    root = make_classes(tmp_path / "root", *"abc")
-    (root / "d").symlink_to(elsewhere / "d")
-    (tmp_path / "link").symlink_to(root)
-    assert ("d/0.jpg", "d") in all_pairs(load_folder(tmp_path / "link"), tmp_path / "link")
-
-
-def test_the_current_folder_has_a_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(make_classes(tmp_path / "birds", *"abcd"))
-    assert load_folder(".").name == "birds"
 
 
 # ---- CSV
@@ -265,8 +212,6 @@ def test_a_list_without_split_gets_one(images):
         "\ufeff" + PLAIN,
         PLAIN.replace("\n", "\r\n"),
         PLAIN.replace("\n", "\r"),
-        PLAIN.replace("\n", "\n\n"),
-        PLAIN.rstrip("\n"),
         PLAIN.replace("path,label", " Path , LABEL "),
         PLAIN.replace(",", " ,  "),
         "path,label,split,role\n" + PLAIN.split("\n", 1)[1].replace("\n", ",,\n"),
@@ -274,29 +219,10 @@ def test_a_list_without_split_gets_one(images):
         "label,path\n" + "".join(f'"{label}","{path}"\n' for path, label in SIX),
         PLAIN.replace("blue0.jpg", "./blue0.jpg"),
     ],
-    ids=[
-        "bom",
-        "crlf",
-        "cr",
-        "blank",
-        "no-last-newline",
-        "case",
-        "spaces",
-        "all-columns",
-        "empty-rows",
-        "swapped",
-        "dot",
-    ],
 )
 def test_lists_may_be_written_in_many_ways(images, text):
     splits = load_folder(None, csv_file=make_list(images, text))
     assert all_pairs(splits, images) == set(SIX)
-
-
-def test_a_row_with_too_many_fields_is_refused(images):
-    assert "Expected 2 fields in line 2, saw 3" in refused(
-        None, csv_file=make_list(images, PLAIN.replace("red\n", "red,x\n"))
-    )
 
 
 def test_commas_line_separators_and_quotes_in_a_value(images):
@@ -313,11 +239,6 @@ def test_an_unclosed_quote_does_not_swallow_the_rest(images):
     assert "not a well-formed CSV" in refused(None, csv_file=make_list(images, text))
 
 
-def test_an_unclosed_quote_in_a_long_list(images):
-    text = PLAIN.replace("blue1.jpg,blue", 'blue1.jpg,"blue') + "x.jpg,y\n" * 30_000  # above the csv module's limit
-    assert "not a well-formed CSV" in refused(None, csv_file=make_list(images, text))
-
-
 def test_paths_start_from_the_root_the_list_or_the_top(images, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     file = make_list(elsewhere, PLAIN)
@@ -327,7 +248,8 @@ def test_paths_start_from_the_root_the_list_or_the_top(images, tmp_path_factory)
     assert all_pairs(load_folder(elsewhere, csv_file=make_list(elsewhere, absolute)), images) == set(SIX)
 
 
-SPLIT = "path,label,split\nred0.jpg,red,train\nred1.jpg,red,Train\n90.jpg,9,training\nblue0.jpg,blue,test\nblue1.jpg,blue,VAL\n"
+SPLIT = "path,label,split\nred0.jpg,red,train\nred1.jpg,red,Train\n90.jpg,9,training\n"
+SPLIT += "blue0.jpg,blue,test\nblue1.jpg,blue,VAL\n"
 
 
 def test_a_given_split_is_kept(images):
@@ -350,37 +272,16 @@ def test_roles_make_query_and_gallery_over_one_map(images):
     assert splits.query.classes == splits.gallery.classes == ("9", "10", "blue")
 
 
-def test_a_list_with_a_class_on_both_sides_is_said(images):
-    splits = load_folder(None, csv_file=make_list(images, SPLIT.replace("blue1.jpg,blue", "blue1.jpg,red")))
-    assert splits.notice.startswith("1 of 2 searched classes are also trained on")
-
-
-def test_labels_are_texts_with_gaps_sorted_as_numbers(images):
-    text = "path,label,split\nred0.jpg,700,train\nred1.jpg,20,train\n90.jpg,3,train\n"
-    text += "blue0.jpg,01,test\nblue1.jpg,1,test\n91.jpg,-1,test\n"
-    splits = load_folder(None, csv_file=make_list(images, text))
-    assert splits.train.classes == ("3", "20", "700")
-    assert splits.train.labels.tolist() == [2, 1, 0]
-    assert splits.query.classes == ("01", "1", "-1")  # 01 and 1 are two classes, in this order
-
-
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
         ("path,label", "path,labl", "unknown column 'labl'; known: path, label, split, role. Did you mean 'label'?"),
         ("path,label", "path,label,wieght", "unknown column 'wieght'"),
-        ("path,label", "path,split", "column 'label' is missing; the first line must read path,label"),
         ("path,label", "label,split", "column 'path' is missing"),
-        ("path,label", "path,label,Label", "column 'label' appears twice"),
-        ("path,label\n", "", "unknown column 'red0.jpg'"),
+        ("path,label", "path,label,Label", "column 'label' stands there twice"),
         (",", ";", "separates its columns by ';': save it with commas"),
-        (",", "\t", "separates its columns by '\\t': save it with commas"),
         ("blue0.jpg,blue", "blue0.jpg,", "line 4: path or label is empty"),
-        ("blue0.jpg,blue", ",blue", "line 4: path or label is empty"),
-        ("blue0.jpg,blue", "blue0.jpg", "line 4: path or label is empty"),
         ("blue1.jpg", "blue0.jpg", "lists 1 images more than once"),
-        ("blue1.jpg", "./x/../blue0.jpg", "lists 1 images more than once"),
-        ("blue1.jpg", "nul\0.jpg", "(missing)"),
         ("blue1.jpg", ".", "(not a file)"),
     ],
 )
@@ -394,7 +295,6 @@ def test_a_bad_list_is_explained(images, old, new, expected):
         ("blue0.jpg,blue,tset,", "line 3: split 'tset' is not known; use train or test"),
         ("blue0.jpg,blue,test,probe", "line 3: role 'probe' is not known; use query or gallery"),
         ("blue0.jpg,blue,,query", "line 3: role 'query' needs split=test"),
-        ("blue0.jpg,blue,,", "1 of 2 lines have no split; fill in all of them or none"),
         ("blue0.jpg,blue,train,", "has no test images"),
         ("blue0.jpg,blue,test,gallery", "has gallery images but none with role query"),
     ],
@@ -404,18 +304,12 @@ def test_a_bad_split_or_role_is_explained(images, line, expected):
     assert expected in refused(None, csv_file=make_list(images, text))
 
 
-def test_a_list_of_test_images_alone(images):
-    assert "has no train images" in refused(None, csv_file=make_list(images, "path,label,split\nred0.jpg,red,test\n"))
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         (b"", "is not a well-formed CSV file (No columns"),
         (b"path,label\n", "lists no images"),
-        (b"path,label\n,\n\n", "lists no images"),
         (b"path,label\nred0.jpg,\xe9t\xe9\n", "cannot be read as UTF-8"),
-        ("path,label\n".encode("utf-16"), "cannot be read as UTF-8"),
     ],
 )
 def test_empty_and_wrongly_encoded_lists(images, content, expected):
@@ -434,16 +328,3 @@ def test_missing_files_are_counted_in_one_line(images):
     assert message.startswith("2 of 12 list images cannot be used: ")
     assert f"{images / 'red0.jpg'} (missing)" in message
     assert f"{images / 'blue1.jpg'} (missing)" in message
-
-
-def test_too_few_classes_in_a_list(images):
-    text = "path,label\nred0.jpg,red\nblue0.jpg,blue\n90.jpg,9\n"
-    assert "list has 3 classes" in refused(None, csv_file=make_list(images, text))
-
-
-def test_nothing_is_decoded_while_the_tables_are_made(images, monkeypatch):
-    def fail(*_, **__):
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr(Image, "open", fail)
-    assert len(load_folder(None, csv_file=make_list(images, PLAIN)).train) == 6

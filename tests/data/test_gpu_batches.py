@@ -77,7 +77,7 @@ print(int(difference.max()), float((difference > 0).float().mean()))
 def test_the_kernel_in_tritons_interpreter_equals_torchvision_to_one_level(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     if torch.cuda.is_available():
-        pytest.skip("a card runs the kernel itself, below")
+        pytest.skip("a GPU runs the kernel itself, below")
     images = [photograph(width, height, width) for width, height in [(90, 70), (120, 33), (31, 64)]]
     values = torch.from_numpy(np.concatenate([np.array(image).reshape(-1) for image in images]))
     torch.save((values, _windows(images, RandomCrops(24), 6), 24), tmp_path / "case.pt")
@@ -118,13 +118,13 @@ def reference(table: ImageTable, crops: RandomCrops, order: ShuffledBatches, epo
     return batches(loader, epoch)
 
 
-@pytest.mark.parametrize("where", ["device", "host", pytest.param("card", marks=needs_cuda)])
+@pytest.mark.parametrize("where", ["device", "host", pytest.param("GPU", marks=needs_cuda)])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_training_batches_are_the_workers(
     table: ImageTable, where: str, epoch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crops, order = RandomCrops(24, seed=5), ShuffledBatches(12, 5, seed=5)
-    device = torch.device("cuda") if where == "card" else CPU
+    device = torch.device("cuda") if where == "GPU" else CPU
     pixels = decode_to_device(table, Shrunk(), kept_sizes(table, Shrunk(), 0), device, 0, 0, 1)
     loader = CroppedBatches(pixels, torch.from_numpy(table.labels), crops, order, device)
     if where == "host":  # the way of pixels that live elsewhere than the network
@@ -206,14 +206,6 @@ def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, ca
         assert (images.int() - same.int()).abs().max() <= 1
 
 
-def test_without_a_card_auto_is_the_reference(table: ImageTable) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a card is here")
-    _, data = fed(table, crop_on="auto", cache="auto")
-    assert data.loading is not None
-    assert (data.loading["crop_on"], data.loading["cache"]) == ("cpu", "none")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -230,29 +222,3 @@ def test_without_a_card_auto_is_the_reference(table: ImageTable) -> None:
 def test_contradictions_are_one_line(table: ImageTable, arguments: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         fed(table, **arguments)
-
-
-def test_what_does_not_fit_is_refused_or_decoded_anew(table: ImageTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxy_anchor.data import datamodule as module
-
-    monkeypatch.setattr(module, "free_memory", lambda: 0)
-    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (0, 0))
-
-    class Strategy:
-        root_device = torch.device("cuda")
-
-        @staticmethod
-        def broadcast(value: object) -> object:
-            return value
-
-    def choose(crop_on: str, free: int = 0) -> tuple[str, str]:
-        data = ImageDataModule(Splits("mine", table, table), batch_size=5, num_workers=0, crop_on=crop_on, cache="auto")
-        data.trainer = type("Trainer", (), {"strategy": Strategy})()
-        data._device = torch.device("cuda")
-        monkeypatch.setattr(module, "free_memory", lambda: free)
-        return data._choose()
-
-    assert choose("auto") == ("cpu", "none")
-    assert choose("auto", free=10**9) == ("gpu", "ram")
-    with pytest.raises(UsageError, match=r"^data\.crop_on=gpu: the decoded images take .*data\.cache_side"):
-        choose("gpu")

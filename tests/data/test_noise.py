@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from commands import compose_train
 
-from proxy_anchor.cli import checks, config
-from proxy_anchor.cli import main as entry
+from proxy_anchor.cli import config
 from proxy_anchor.data.splits import hold_out_classes, mislabel
 from proxy_anchor.data.table import ImageTable, Splits, make_tables
 from proxy_anchor.errors import UsageError
@@ -59,28 +58,11 @@ def test_only_training_labels_change():
     assert noisy.num_mislabelled == 160
 
 
-def test_the_data_line_says_so():
-    assert "; 100 training labels are wrong on purpose (20.0 %)" in mislabel(make_splits(), share=0.2).describe()
-    assert "wrong" not in make_splits().describe()
-
-
 def test_what_cannot_be_done_is_refused():
     with pytest.raises(UsageError, match=r"dataset\.label_noise=1\.5"):
         mislabel(make_splits(), share=1.5)
     with pytest.raises(UsageError, match="another class"):
         mislabel(make_splits(classes=1), share=0.2)
-
-
-TRAINED_ON = [file.stem for file in (Path(entry.CONF) / "dataset").glob("*.yaml") if file.stem != "from_checkpoint"]
-
-
-@pytest.mark.parametrize("name", TRAINED_ON)
-def test_every_data_set_has_the_keys(name):
-    cfg = compose_train(f"dataset={name}")
-    assert (cfg.dataset.label_noise, cfg.dataset.label_noise_seed) == (0.0, 0)
-    cfg = compose_train(f"dataset={name}", "dataset.label_noise=1.2")
-    with pytest.raises(UsageError, match=r"dataset\.label_noise=1\.2"):
-        checks.check_config(cfg)
 
 
 def test_settings_make_noise_after_holding_out(tmp_path):

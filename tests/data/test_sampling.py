@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from PIL import Image
 
 from proxy_anchor.data.datamodule import ImageDataModule
-from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, mix, share_seen
+from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
@@ -53,12 +52,6 @@ def test_a_batch_that_cannot_be_filled_or_divided():
         ShuffledBatches(40, 10, world_size=4)
 
 
-def test_mix_depends_on_every_number_and_on_their_order():
-    seeds = {mix(*numbers) for numbers in [(0, 1, 2), (0, 2, 1), (1, 0, 2), (0, 12), (1, 1, 2), (0, 1, 3)]}
-    assert len(seeds) == 6
-    assert all(0 <= seed < 2**63 for seed in seeds)
-
-
 @pytest.fixture
 def make_data(tmp_path):
     generator = torch.Generator().manual_seed(0)
@@ -82,43 +75,6 @@ def make_data(tmp_path):
         )
 
     return make
-
-
-class Recorder(pl.LightningModule):
-    """Keeps what a trainer feeds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.batches: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def training_step(self, batch, batch_idx):
-        self.batches.append((batch[0].clone(), batch[2].clone()))
-        return self.weight * 0
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fed(data: ImageDataModule) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    recorder = Recorder()
-    pl.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
-    ).fit(recorder, data.train_dataloader())
-    return recorder.batches
-
-
-def test_order_and_crops_do_not_depend_on_the_number_of_workers(make_data):
-    alone, helped = fed(make_data(0)), fed(make_data(2))
-    assert len(alone) == 6
-    for (images, indices), (same_images, same_indices) in zip(alone, helped, strict=True):
-        assert torch.equal(indices, same_indices)
-        assert torch.equal(images, same_images)
-    orders = [torch.cat([indices for _, indices in alone[start : start + 3]]).tolist() for start in (0, 3)]
-    assert sorted(orders[0]) == sorted(orders[1]) == list(range(12))
-    assert orders[0] != orders[1]  # the trainer has told the sampler its epoch
-    other = fed(make_data(0, seed=6))
-    assert not torch.equal(alone[0][0], other[0][0])
 
 
 def test_crops_leave_the_random_numbers_of_the_caller_alone(make_data):
@@ -170,13 +126,6 @@ def test_pk_is_a_pass_over_the_images_where_classes_are_of_equal_size():
     assert share_seen(ShuffledBatches(96, 12), 0) == 1
 
 
-def test_pk_order_follows_from_seed_and_epoch():
-    found = passes(PKBatches(UNEVEN, 8, 2, seed=3), 0, 1, 1, 0)
-    assert found[0] == found[3] != found[1] == found[2]
-    assert passes(PKBatches(UNEVEN, 8, 2, seed=4), 0) != found[:1]
-    assert {index // len(UNEVEN) for batch in found[1] for index in batch} == {1}
-
-
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_processes_divide_the_pk_batches_of_one(world_size):
     whole = list(PKBatches(UNEVEN, 16, 4, seed=4))
@@ -198,11 +147,6 @@ def test_processes_divide_the_pk_batches_of_one(world_size):
 def test_pk_refuses_what_cannot_be_filled(batch_size, k, message):
     with pytest.raises(UsageError, match=message):
         PKBatches(UNEVEN, batch_size, k)
-
-
-def test_pk_refuses_a_single_class():
-    with pytest.raises(UsageError, match="all training images are of one class"):
-        PKBatches([3] * 20, 8, 4)
 
 
 def test_data_module_takes_pk_batches_and_says_so(make_data):

@@ -14,7 +14,7 @@ from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.retrieval.search import has_faiss, search
 
 needs_faiss = pytest.mark.skipif(not has_faiss(), reason="faiss is not installed")
-APPROXIMATE = ["HNSW32", "IVF8,PQ16x4"]
+APPROXIMATE = ["HNSW32", "IVF8,Flat"]
 each_kind = pytest.mark.parametrize("kind", ["exact", *(pytest.param(each, marks=needs_faiss) for each in APPROXIMATE)])
 
 

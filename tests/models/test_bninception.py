@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import zlib
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from proxy_anchor import EmbeddingNet
 from proxy_anchor.errors import UsageError
-from proxy_anchor.models.bninception import BNInception
 
 FIDELITY = Path(__file__).parent.parent / "fidelity"
 SHAPES: dict[str, list[int]] = json.loads((FIDELITY / "bninception_state_dict.json").read_text())["state_dict_shapes"]
@@ -81,14 +79,6 @@ def test_names_shapes_and_order_are_the_public_files() -> None:
     assert list(ours.items()) == list(SHAPES.items())
 
 
-@pytest.mark.parametrize("side", [32, 48, 72, 100, 232, 300])
-def test_any_image_size(side: int) -> None:
-    with torch.device("meta"):
-        features = timm.create_model("bninception", num_classes=0, global_pool="")(torch.zeros(1, 3, side, side + 8))
-    assert features.shape[:2] == (1, 1024)
-    assert all(abs(out - full / 32) <= 1 for out, full in zip(features.shape[2:], (side, side + 8), strict=True))
-
-
 @pytest.mark.parametrize("size", ["224", "256x320"])
 def test_golden_features(state: dict[str, Tensor], size: str) -> None:
     model = timm.create_model("bninception", global_pool="").eval()
@@ -126,16 +116,6 @@ def test_rgb_bytes_reach_the_graph_as_bgr_minus_the_mean(file: Path) -> None:
     assert not torch.allclose(net(images), wrong, atol=1e-2)
 
 
-def test_a_red_image_is_red() -> None:
-    net = EmbeddingNet("bninception", 8, pretrained=False)
-    seen: list[Tensor] = []
-    net.backbone.conv1_7x7_s2.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    red = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
-    red[:, 0] = 255
-    net(red)
-    torch.testing.assert_close(seen[0][0, :, 0, 0], torch.tensor([-104.0, -117.0, 127.0]), rtol=0, atol=1e-4)
-
-
 def test_saving_and_loading_never_reverses_the_colours(file: Path, tmp_path: Path) -> None:
     net = EmbeddingNet("bninception", 8, weights=str(file)).eval()
     images = pixels()
@@ -169,30 +149,6 @@ def test_every_parameter_gets_a_gradient(batch_norm: str) -> None:
 
 
 # As any timm model
-
-
-def test_timm_interface() -> None:
-    model = timm.create_model("bninception.caffe_in1k", num_classes=7, in_chans=1, drop_rate=0.5).eval()
-    assert isinstance(model, BNInception)
-    images = torch.randn(2, 1, 64, 96)
-    with torch.no_grad():
-        features = model.forward_features(images)
-        assert features.shape == (2, 1024, 2, 3)
-        logits = model(images)
-        assert logits.shape == (2, 7)
-        assert torch.equal(model.forward_head(features), logits)
-        torch.testing.assert_close(model.forward_head(features, pre_logits=True), features.mean((2, 3)))
-        assert model.get_classifier() is model.last_linear
-        assert model.head_drop.p == 0.5
-        assert (model.num_features, model.head_hidden_size, model.num_classes) == (1024, 1024, 7)
-        model.reset_classifier(0)
-        assert model(images).shape == (2, 1024)
-        model.reset_classifier(3, "catavgmax")
-        assert model.head_hidden_size == 2048
-        assert model(images).shape == (2, 3)
-        model.reset_classifier(0, "")
-        assert torch.equal(model(images), features)
-    assert sum(parameter.numel() for parameter in model.get_classifier().parameters()) == 0
 
 
 # Weights
@@ -233,16 +189,3 @@ def test_an_altered_published_file_is_refused(
     assert "52deb4733" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert altered.exists() == (place != "download")
-
-
-def test_a_download_with_the_right_hash_is_loaded(
-    as_published: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.save(as_published, tmp_path / "download")
-    digest = hashlib.sha256((tmp_path / "download").read_bytes()).hexdigest()
-    source = (tmp_path / "download").rename(tmp_path / f"bn_inception-{digest[:9]}.pth")
-    publish_at(source.as_uri(), monkeypatch)
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    net = EmbeddingNet("bninception", 8)
-    assert torch.equal(net.backbone.conv1_7x7_s2.weight, as_published["conv1_7x7_s2.weight"])
-    assert (tmp_path / "checkpoints" / source.name).is_file()

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import timm
 import torch
 from families import LARGER, WITH_PATHS, WITHOUT_PATHS
-from timm.layers import DropBlock2d, DropPath, PatchDropout
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxy_anchor import EmbeddingNet
 from proxy_anchor.errors import UsageError
-from proxy_anchor.models.embedding_net import turn_off_dropout
 from proxy_anchor.models.pooling import GeMPool, Pool
 
 CONVOLUTIONAL = ["test_resnet", "test_efficientnet", "test_convnext", "test_nfnet"]
@@ -69,12 +67,6 @@ def test_bf16_autocast_gives_float32_unit_vectors(backbone: str) -> None:
     assert (F.cosine_similarity(embeddings, plain) > 0.99).all()
 
 
-def test_uint8_and_float_images_are_the_same() -> None:
-    net = make().eval()
-    images = pixels()
-    assert torch.equal(net(images), net(images.float()))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 @pytest.mark.parametrize(
     ("change", "said"),
@@ -93,14 +85,6 @@ def test_floats_that_are_no_pixels_are_refused_in_one_line(change, said: str, dt
     ) as caught:
         make()(change(images).to(dtype))
     assert "\n" not in str(caught.value)
-
-
-def test_pixels_of_any_type_are_taken() -> None:
-    net = make().eval()
-    black = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-    assert torch.isfinite(net(black)).all()  # dark pictures as uint8
-    assert torch.isfinite(net(torch.full((2, 3, 64, 64), 1.5))).all()
-    assert net(torch.empty(0, 3, 64, 64)).shape == (0, 8)
 
 
 def test_floats_go_through_compile_export_and_trace() -> None:
@@ -150,14 +134,12 @@ def test_head_starts_as_in_the_protocol() -> None:
     ("backbone", "pooling", "kind"),
     [
         ("test_resnet", "auto", "average_plus_max_pool"),
-        ("test_resnet", "avg+max", "average_plus_max_pool"),
         ("test_resnet", "avg", "average_pool"),
         ("test_resnet", "max", "max_pool"),
         ("test_resnet", "gem", GeMPool),
         ("test_resnet", "own", nn.Identity),
         ("test_coatnet", "auto", "average_plus_max_pool"),
         ("test_vit", "auto", nn.Identity),
-        ("test_vit", "own", nn.Identity),
     ],
 )
 def test_pooling_choices(backbone: str, pooling: str, kind: str | type) -> None:
@@ -168,13 +150,6 @@ def test_pooling_choices(backbone: str, pooling: str, kind: str | type) -> None:
     else:
         assert type(net.pool) is kind
     assert net(pixels()).shape == (3, 8)
-
-
-def test_a_resnets_own_pooling_is_the_mean() -> None:
-    own, average = make(pooling="own").eval(), make(pooling="avg").eval()
-    average.load_state_dict(own.state_dict())
-    images = pixels()
-    torch.testing.assert_close(own(images), average(images))
 
 
 @pytest.mark.parametrize("pooling", ["avg+max", "avg", "max", "gem"])
@@ -192,12 +167,6 @@ def test_transformers_are_built_for_the_image_size() -> None:
         net = make("test_vit", image_size=size)
         assert net.backbone.pos_embed.shape[1] in (positions, positions - 1)
         assert net(pixels(size=size)).shape == (3, 8)
-
-
-def test_a_network_of_several_outputs_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timm.models.resnet.ResNet.forward", lambda self, images: [images, images])
-    with pytest.raises(UsageError, match=r"test_resnet does not accept 64 x 64 images \(it returns several outputs\)"):
-        make()
 
 
 def test_an_image_size_that_a_backbone_refuses_is_said() -> None:
@@ -234,21 +203,9 @@ def test_batch_norm(batch_norm: str, fixed: bool, affine: bool) -> None:
 # Arguments
 
 
-@pytest.mark.parametrize("name", ["resnet51", "no_such_network", ""])
-def test_an_unknown_backbone_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"backbone '{name}' is neither"):
-        make(name)
-
-
 def test_close_names_are_offered() -> None:
     with pytest.raises(UsageError, match=r"Close names: .*resnet50"):
         make("resnet5O")
-
-
-@pytest.mark.parametrize("dim", [0, -3, 2.5, True, "64"])
-def test_embedding_dim_must_be_a_positive_whole_number(dim: object) -> None:
-    with pytest.raises(UsageError, match="embedding_dim"):
-        make(dim=dim)  # type: ignore[arg-type]
 
 
 # Building it again
@@ -285,21 +242,6 @@ def test_config_is_plain() -> None:
     }
 
 
-def test_preprocessing_comes_from_the_config_not_from_this_timm_version() -> None:
-    net = EmbeddingNet.from_config({**make().config, "mean": [0.1, 0.2, 0.3], "std": [1.0, 1.0, 0.5]})
-    torch.testing.assert_close(net.mean.flatten(), torch.tensor([25.5, 51.0, 76.5]))
-    torch.testing.assert_close(net.std.flatten(), torch.tensor([255.0, 255.0, 127.5]))
-
-
-def test_loading_is_strict_and_preprocessing_is_not_a_weight() -> None:
-    net = make()
-    state = net.state_dict()
-    assert not {"mean", "std"} & set(state)
-    del state["head.bias"]
-    with pytest.raises(RuntimeError, match=r"head\.bias"):
-        net.load_state_dict(state)
-
-
 # Stochastic depth
 
 
@@ -307,29 +249,27 @@ def drop_rates(net: EmbeddingNet) -> list[float]:
     return [module.drop_prob for module in net.modules() if isinstance(module, DropPath) and module.drop_prob]
 
 
-@pytest.mark.parametrize("backbone", [*CONVOLUTIONAL, *OWN_POOLING, *HYBRID])
-def test_drop_path_reaches_the_blocks_and_grows_with_depth(backbone: str) -> None:
-    rates = drop_rates(make(backbone, drop_path=0.3))
-    assert rates
-    assert rates[-1] == pytest.approx(max(rates))
-    assert 0.2 < rates[-1] < 0.3001
-    assert drop_rates(make(backbone)) == []
+FAST = [*CONVOLUTIONAL, *OWN_POOLING, *HYBRID, "bninception", "googlenet"]
 
 
-ALL_FAMILIES = [*WITH_PATHS, *WITHOUT_PATHS, *(pytest.param(each, marks=pytest.mark.slow) for each in LARGER)]
+def slow_but(names: list[str]) -> list:
+    """The same names as parameters; those outside FAST are slow."""
+    return [pytest.param(each, marks=[pytest.mark.slow] * (each not in FAST)) for each in names]
+
+
 NAMED = ["swin_tiny_patch4_window7_224", "nextvit_small"]  # of the larger ones, looked at without computing
 DROPPING = (DropPath, nn.modules.dropout._DropoutNd)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backbone", ALL_FAMILIES)
+@pytest.mark.parametrize("backbone", slow_but([*WITH_PATHS, *WITHOUT_PATHS, *LARGER]))
 def test_nothing_is_random_in_training_unless_asked_for(backbone: str) -> None:
     net, images = make(backbone, batch_norm="train"), pixels(2)
     assert net.training
     assert torch.equal(net(images), net(images))
 
 
-@pytest.mark.parametrize("backbone", [*WITH_PATHS, *NAMED])
+@pytest.mark.parametrize("backbone", slow_but([*WITH_PATHS, *NAMED]))
 def test_drop_path_is_all_that_is_random_and_as_large_as_asked_for(backbone: str) -> None:
     with torch.device("meta"):
         plain, net = make(backbone, batch_norm="train"), make(backbone, batch_norm="train", drop_path=0.2)
@@ -342,25 +282,6 @@ def dropped(net: EmbeddingNet) -> list[tuple[type, float]]:
     modules = [module for module in net.modules() if isinstance(module, DROPPING)]
     rates = [(type(each), getattr(each, "drop_prob" if isinstance(each, DropPath) else "p")) for each in modules]
     return [(kind, rate) for kind, rate in rates if rate]
-
-
-def test_every_kind_of_dropping_is_turned_off() -> None:
-    lstm, attention = nn.LSTM(4, 4, 2, dropout=0.3), nn.MultiheadAttention(4, 2, dropout=0.4)
-    modules = [
-        nn.Dropout(0.1),
-        nn.Dropout2d(0.1),
-        nn.AlphaDropout(0.1),
-        DropBlock2d(0.1),
-        PatchDropout(0.1),
-        DropPath(0.1),
-    ]
-    model = nn.Sequential(lstm, attention, *modules)
-    turn_off_dropout(model, keep_drop_path=True)
-    assert modules[-1].drop_prob == 0.1
-    turn_off_dropout(model, keep_drop_path=False)
-    assert [lstm.dropout, attention.dropout, *(each.p for each in modules[:3])] == [0.0] * 5
-    assert [modules[3].drop_prob, modules[4].prob, modules[5].drop_prob] == [0.0] * 3
-    assert modules[3].gamma_scale == 1.0  # no probability
 
 
 @pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
@@ -392,29 +313,9 @@ def test_drop_path_is_in_the_config_where_it_is_on() -> None:
     assert torch.equal(old(images), net(images))
 
 
-@pytest.mark.parametrize("backbone", [*WITHOUT_PATHS, "vgg11"])
+@pytest.mark.parametrize("backbone", slow_but([*WITHOUT_PATHS, "vgg11"]))
 def test_networks_without_paths_to_drop_are_named_in_one_line(backbone: str) -> None:
     with pytest.raises(UsageError, match=rf"^backbone\.drop_path=0\.1: {backbone} has no paths to drop") as caught:
         make(backbone, drop_path=0.1)
     assert "\n" not in str(caught.value)
     assert drop_rates(make(backbone, drop_path=0.0)) == []
-
-
-def test_a_network_that_swallows_the_rate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, drop_path_rate=0, **rest: create(name, **rest))
-    with pytest.raises(UsageError, match="has no paths to drop"):
-        make(drop_path=0.1)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1, 1.0, 1.5, float("nan"), "much", None, True])
-def test_drop_path_out_of_range_is_named(value: object) -> None:
-    with pytest.raises(UsageError, match=r"^backbone\.drop_path="):
-        make(drop_path=value)
-
-
-def test_drop_path_goes_with_published_weights(tmp_path: Path) -> None:
-    file = tmp_path / "weights.pth"
-    torch.save(timm.create_model("test_resnet", num_classes=0).state_dict(), file)
-    net = make(weights=str(file), drop_path=0.2)
-    assert drop_rates(net)

@@ -46,17 +46,6 @@ def test_same_numbers_as_torchvision_with_its_hidden_switch(theirs: nn.Module, f
         torch.testing.assert_close(net(images), expected, rtol=0, atol=1e-5)
 
 
-def test_nothing_is_renormalised_inside(theirs: nn.Module) -> None:
-    model = timm.create_model("googlenet").eval()
-    model.load_state_dict({k: v for k, v in theirs.state_dict().items() if not k.startswith("aux")})
-    plain = torchvision.models.GoogLeNet(aux_logits=True, transform_input=False, init_weights=False).eval()
-    plain.load_state_dict(theirs.state_dict())
-    images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(model(images), plain(images))
-    assert not hasattr(model, "transform_input")
-
-
 def test_preprocessing_is_half_half() -> None:
     config = timm.models.get_pretrained_cfg("googlenet")
     assert config.mean == config.std == (0.5, 0.5, 0.5)
@@ -71,24 +60,3 @@ def test_no_auxiliary_and_no_unused_parameters(theirs: nn.Module) -> None:
     assert backbone == expected
     (net(pixels()) * torch.randn(2, 8)).sum().backward()
     assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
-
-
-def test_timms_own_loading_drops_the_auxiliary_classifiers_too(file: Path, theirs: nn.Module) -> None:
-    model = timm.create_model("googlenet", pretrained=True, pretrained_cfg_overlay={"file": str(file)})
-    state = theirs.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert "fc.weight" in model.state_dict()
-
-
-def test_timm_interface() -> None:
-    model = timm.create_model("googlenet.tv_in1k", num_classes=7, in_chans=1, drop_rate=0.2).eval()
-    images = torch.randn(2, 1, 64, 96)
-    with torch.no_grad():
-        features = model.forward_features(images)
-        assert features.shape == (2, 1024, 2, 3)
-        assert model(images).shape == (2, 7)
-        torch.testing.assert_close(model.forward_head(features, pre_logits=True), features.mean((2, 3)))
-        assert model.get_classifier() is model.fc
-        assert (model.num_features, model.head_hidden_size, model.num_classes) == (1024, 1024, 7)
-        model.reset_classifier(0, "")
-        assert torch.equal(model(images), features)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from proxy_anchor import EmbeddingNet
 from proxy_anchor.errors import UsageError
-from proxy_anchor.models import weights as module
-from proxy_anchor.models.weights import create_pretrained, load_backbone_file
+from proxy_anchor.models.weights import create_pretrained
 
 LITE = "tf_efficientnet_lite0"
 
@@ -68,12 +67,6 @@ def test_package_weights_classify_photographs(lite_file: Path, photograph: str, 
     assert int(scores.argmax()) in classes
 
 
-def test_only_this_network_comes_from_the_package(lite_file: Path) -> None:
-    assert module._packaged_file(LITE) == lite_file
-    assert module._packaged_file(f"{LITE}.in1k") == lite_file
-    assert module._packaged_file("tf_efficientnet_lite1") is None
-
-
 # A local file
 
 
@@ -89,19 +82,6 @@ def test_a_local_file_is_loaded_without_its_classifier(tmp_path: Path, suffix: s
     loaded = net.backbone.state_dict()
     assert set(state) - set(loaded) == {"fc.weight", "fc.bias"}
     assert all(torch.equal(loaded[name], state[name]) for name in loaded)
-
-
-def test_a_file_without_classifier_fits_too(tmp_path: Path) -> None:
-    file, state = saved(tmp_path / "bare.pth", num_classes=0)
-    model = timm.create_model("test_resnet", num_classes=0)
-    load_backbone_file(model, "test_resnet", file)
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-
-
-def test_a_named_file_goes_before_the_package(tmp_path: Path, lite_file: Path) -> None:
-    file, state = saved(tmp_path / "own.pth", LITE)
-    loaded = create_pretrained(LITE, str(file), num_classes=0).state_dict()
-    assert torch.equal(loaded["conv_stem.weight"], state["conv_stem.weight"])
 
 
 @pytest.mark.parametrize("problem", ["missing", "folder", "empty", "text", "truncated", "a list", "another network"])
@@ -140,11 +120,6 @@ def test_every_tensor_must_fit(tmp_path: Path, change: str) -> None:
         create_pretrained("test_resnet", str(file), num_classes=0)
 
 
-def test_the_packages_file_does_not_fit_another_network(lite_file: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read as a state dict of tf_efficientnet_lite1"):
-        create_pretrained("tf_efficientnet_lite1", str(lite_file), num_classes=0)
-
-
 # Published weights
 
 
@@ -165,17 +140,6 @@ def test_without_network_the_file_wanted_is_named(
         create_pretrained(name, None, num_classes=0)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error
-
-
-def test_no_weights_are_fetched_that_are_not_asked_for(lite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timm.models._builder, "load_pretrained", None)
-    EmbeddingNet("test_resnet", 8, pretrained=False, image_size=64)
-    EmbeddingNet(LITE, 8, image_size=64)
-
-
-def test_a_network_without_published_weights_says_so() -> None:
-    with pytest.raises(UsageError, match=r"coatnet_0_224 .*No pretrained weights exist.*backbone\.pretrained=false"):
-        create_pretrained("coatnet_0_224", None, num_classes=0)
 
 
 # A folder in timm's form

@@ -1,4 +1,4 @@
-"""The gallery picture: who is beside whom, and in which colour."""
+"""The gallery picture: who is next to whom, and in which colour."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The pages of a run in a browser, from the disk: they render, their pictures load, filters work, the console is clean."""
+"""The pages of a run in a browser, from the disk: pictures load, filters work, the console is clean."""
 
 from __future__ import annotations
 

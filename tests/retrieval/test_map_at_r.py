@@ -19,8 +19,6 @@ from proxy_anchor.retrieval.metrics import (
     retrieval_metrics,
 )
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
 
 def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
@@ -134,10 +132,6 @@ class TestQueriesWithoutPositive:
         assert both(self.x, self.labels) == (2 / 4, 2 / 4)
         assert recall_at_k(self.x, self.labels, 1) == {1: 2 / 4}
 
-    def test_in_a_gallery(self) -> None:
-        got = both(self.x, self.labels, gallery=self.x[:3], gallery_labels=self.labels[:3])
-        assert got == (3 / 4, 3 / 4)
-
     def test_nobody_has_one(self) -> None:
         assert both(rows(5), torch.arange(5)) == (0, 0)
         assert both(rows(1), torch.arange(1)) == (0, 0)
@@ -208,13 +202,6 @@ class TestAgainstPlainLoops:
         got = both(x, labels, gallery=g, gallery_labels=g_labels)
         assert got == pytest.approx(by_numpy(x, labels, g, g_labels), abs=1e-14)
 
-    @pytest.mark.parametrize("chunk", [1, 77, 4 * 7 * 61])
-    def test_chunk_sizes_that_do_not_divide(self, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        random = np.random.default_rng(3)
-        x, labels = random.integers(-1, 2, (61, 4)), random.integers(0, 6, 61)
-        monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
-        assert both(x.astype("f4"), labels) == pytest.approx(by_fractions(x, labels, x, labels), abs=1e-14)
-
     def test_r_above_2048(self) -> None:
         """Beyond what faiss returns on a GPU."""
         x, labels = rows(2200, 4), (torch.arange(2200) >= 2080).long()
@@ -245,26 +232,3 @@ class TestRetrievalMetrics:
             assert got == {**expected, "map_at_r": map_at_r(x, labels, **gallery), "r_precision": got["r_precision"]}
             assert got["r_precision"] == r_precision(x, labels, **gallery)
             assert all(type(value) is float for value in got.values())
-
-    @needs_cuda
-    def test_cuda(self) -> None:
-        random = np.random.default_rng(5)
-        x, labels = random.integers(-1, 2, (150, 12)), random.integers(0, 12, 150)
-        got = both(torch.tensor(x).float().cuda(), labels)
-        assert got == pytest.approx(by_fractions(x, labels, x, labels), abs=1e-14)
-
-
-def test_no_chunk_is_larger_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    plain = search_module.similarity_chunk
-
-    def spy(*args: object) -> Tensor:
-        chunk = plain(*args)  # type: ignore[arg-type]
-        sizes.append(chunk.numel() * chunk.element_size())
-        return chunk
-
-    monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", 10_000)
-    monkeypatch.setattr(ranking, "similarity_chunk", spy)
-    map_at_r(rows(300, 4), torch.arange(300) % 7)
-    assert max(sizes) <= 2 * 10_000
-    assert sum(sizes) == 8 * 300 * 300

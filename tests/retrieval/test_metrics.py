@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torchmetrics import MetricCollection
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import ranking
@@ -27,7 +24,6 @@ AVAILABLE = ["torch"]
 AVAILABLE += ["faiss_cpu"] if search_module.has_faiss() else []
 AVAILABLE += ["faiss_gpu"] if search_module.faiss_gpu_works() else []
 each_engine = pytest.mark.parametrize("engine", AVAILABLE)
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GOLDEN = Path(__file__).parents[1] / "fidelity" / "recall.npz"
 
 
@@ -114,19 +110,6 @@ class TestByHand:
         got = recall_at_k(queries, labels, (1, 2, 3), gallery=gallery, gallery_labels=gallery_labels, engine=engine)
         assert got == {1: 1 / 4, 2: 3 / 4, 3: 3 / 4}
 
-    def test_no_self_removal_from_a_gallery(self, engine: str) -> None:
-        x, labels = rows(50), torch.arange(50)
-        assert recall_at_k(x, labels, 1, gallery=x.clone(), gallery_labels=labels, engine=engine) == {1: 1}
-        assert recall_at_k(x, labels, 1, gallery=x, gallery_labels=labels, engine=engine) == {1: 1}
-
-    def test_stacked_twice_with_other_labels_is_exactly_0(self, engine: str) -> None:
-        x = torch.nn.functional.normalize(rows(100)).repeat(2, 1)
-        assert recall_at_k(x, torch.arange(200), 1, engine=engine) == {1: 0}
-
-    def test_stacked_twice_with_the_same_labels_is_exactly_1(self, engine: str) -> None:
-        x = torch.nn.functional.normalize(rows(100)).repeat(2, 1)
-        assert recall_at_k(x, torch.arange(100).repeat(2), 1, engine=engine) == {1: 1}
-
     def test_stacked_three_times_takes_the_lower_index_first(self, engine: str) -> None:
         # Labels a, b, a for the three copies of each point. Copy 1 sees copy 2 (b) before copy 3 (a): rank 2.
         # Copy 3 sees copy 1 (a) first: rank 1. Copy 2 is alone in its class.
@@ -144,12 +127,6 @@ class TestByHand:
         # Row 0 is tied with all and takes 1 (its class) first; row 1 takes 0. Row 2: 0, 1 and 3 tie at 0, rank 3.
         # Row 3: everything ties at 0, row 2 is third. Row 4 (class 1) is nearest to none: no positive.
         assert recall_at_k(x, np.array([0, 0, 2, 2, 1]), (1, 2, 3), engine=engine) == {1: 2 / 5, 2: 2 / 5, 3: 4 / 5}
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-    def test_other_float_types(self, engine: str, dtype: torch.dtype) -> None:
-        x, labels = rows(80).to(dtype), torch.arange(80) % 8
-        expected = by_loops(x.double().numpy(), labels.numpy(), (1, 2, 4))
-        assert recall_at_k(x, labels, (1, 2, 4), engine=engine) == expected
 
 
 def collapsed_recall(count: int, classes: int, k: int) -> float:
@@ -275,24 +252,9 @@ class TestEnginesAgree:
         assert got == recall_at_k(x, labels, (1, 2047), engine="torch")
         assert got[2047] < 1
 
-    @needs_cuda
-    @each_engine
-    def test_cuda(self, engine: str) -> None:
-        random = np.random.default_rng(5)
-        x, labels = random.integers(-1, 2, (150, 12)), random.integers(0, 12, 150)
-        expected = by_sorting_fractions(x, labels, (1, 2, 4, 8, 50), x, labels)
-        before = torch.get_float32_matmul_precision()
-        try:
-            torch.set_float32_matmul_precision("high")
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                got = recall_at_k(torch.tensor(x).float().cuda(), labels, (1, 2, 4, 8, 50), engine=engine)
-        finally:
-            torch.set_float32_matmul_precision(before)
-        assert got == expected
-
 
 class TestArguments:
-    @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint32])
+    @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
     def test_any_integer_labels(self, dtype: type) -> None:
         x, labels = on_circle(0, 10, 25, 45), np.array([7, 3, 7, 3]).astype(dtype)
         assert recall_at_k(x, labels, 2) == {2: 1 / 2}
@@ -308,16 +270,6 @@ class TestArguments:
     def test_k_that_makes_no_sense(self, k: object) -> None:
         with pytest.raises(UsageError, match="k="):
             recall_at_k(rows(20), torch.arange(20), k)  # type: ignore[arg-type]
-
-    @each_engine
-    def test_bad_embeddings_are_counted_before_searching(self, engine: str) -> None:
-        x, labels = rows(20), torch.zeros(20, dtype=torch.long)
-        bad = x.clone()
-        bad[[2, 5, 5], [0, 1, 2]] = float("nan")
-        with pytest.raises(UsageError, match="2 of 20 query"):
-            recall_at_k(bad, labels, engine=engine)
-        with pytest.raises(UsageError, match="2 of 20 gallery"):
-            recall_at_k(x, labels, gallery=bad, gallery_labels=labels, engine=engine)
 
     def test_shapes_that_disagree(self) -> None:
         x, labels = rows(20), torch.arange(20)
@@ -416,56 +368,6 @@ class TestRecallAtKClass:
         metric.update(x[20:], labels[20:])
         assert metric.compute() == expected
 
-    def test_forward_is_nan_where_a_batch_cannot_answer(self) -> None:
-        x, labels, _ = self.forty()
-        metric = RecallAtK((1, 2))
-        values = [metric(x[:2], labels[:2]), metric(x[2:3], labels[2:3])]
-        assert torch.tensor([list(each.values()) for each in values]).isnan().tolist() == [[False, True], [True, True]]
-        assert all(value.isnan() for value in metric(x[3:], labels[3:], is_gallery=True).values())
-        expected = recall_at_k(x[:3], labels[:3], (1, 2), gallery=x[3:], gallery_labels=labels[3:])
-        assert metric.compute() == named(expected)
-
-    def test_collection_by_forward_and_update_with_prefix_and_postfix(self) -> None:
-        x, labels, expected = self.forty()
-        collection = MetricCollection({"a": RecallAtK(1), "b": RecallAtK(2)}, prefix="test/", postfix="_all")
-        for start in range(0, 40, 10):
-            part = slice(start, start + 10)
-            if start % 20:
-                collection.update(x[part], labels[part])
-                continue
-            alone = named(recall_at_k(x[part], labels[part], (1, 2)))
-            assert collection(x[part], labels[part]) == {f"test/{key}_all": value for key, value in alone.items()}
-        assert collection.compute() == {f"test/{key}_all": value for key, value in expected.items()}
-        collection.reset()
-        collection.update(x, labels)
-        assert collection.clone(prefix="x/").compute() == {f"x/{key}_all": value for key, value in expected.items()}
-
-    def test_merged_states_hold_all_rows(self) -> None:
-        x, labels, expected = self.forty()
-        first, second = RecallAtK((1, 2), num_images=40), RecallAtK((1, 2))
-        first.update(x[:20], labels[:20])
-        second.update(x[20:], labels[20:])
-        first.merge_state(second)
-        assert first.compute() == expected
-
-    def test_pickled_cloned_and_saved_metrics_go_on(self) -> None:
-        x, labels, expected = self.forty()
-        metric = RecallAtK((1, 2))
-        metric(x[:20], labels[:20])
-        metric.persistent(True)
-        loaded = RecallAtK((1, 2))
-        loaded.persistent(True)
-        loaded.load_state_dict(metric.state_dict())
-        for other in (metric.clone(), copy.deepcopy(metric), pickle.loads(pickle.dumps(metric)), loaded):
-            other(x[20:], labels[20:])
-            assert other.compute() == expected
-        assert len(metric.embeddings) == 1
-
-    def test_nothing_added_is_refused(self) -> None:
-        metric = RecallAtK(1)
-        with pytest.warns(UserWarning, match="called before"), pytest.raises(UsageError, match="call update before"):
-            metric.compute()
-
     def test_refusals(self) -> None:
         with pytest.raises(UsageError, match="engine=fiass"):
             RecallAtK(engine="fiass")
@@ -499,9 +401,6 @@ if rank == 1:  # the other process has no rows
 print(dict(zip(metric.compute(), map(float, metric.compute().values()))))
 assert len(metric.gathered_embeddings()[0]) == 33
 assert len(metric.embeddings) == rank  # each process has its own rows again
-on_step = RecallAtK(1, dist_sync_on_step=True)
-step = on_step(x[rank::2], labels[rank::2], torch.arange(33)[rank::2])
-print(dict(zip(step, map(float, step.values()))))
 try:
     RecallAtK().compute()
 except UsageError as error:
@@ -521,6 +420,6 @@ else:
         processes = [subprocess.Popen([*command, str(rank)], env=environment, **pipes) for rank in range(2)]
         outputs = [process.communicate(timeout=120) for process in processes]
         whole = by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels)
-        expected = f"{named(whole)}\n" * 2 + f"{named({1: whole[1]})}\n"
+        expected = f"{named(whole)}\n" * 2
         assert [output for output, _ in outputs] == [expected, expected], outputs
         assert [process.returncode for process in processes] == [0, 0], outputs

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval import reranking, search
-from proxy_anchor.retrieval.metrics import map_at_r, recall_at_k
-from proxy_anchor.retrieval.reranking import k_reciprocal, query_expansion, rerank, reranked_metrics
+from proxy_anchor.retrieval.reranking import k_reciprocal, query_expansion, rerank
 
 
 def made_up(num_images: int, num_classes: int = 6, dim: int = 8, noise: float = 0.6, seed: int = 0):
@@ -74,14 +72,6 @@ def test_k_reciprocal_with_a_gallery_is_the_loop_over_both() -> None:
     assert np.allclose(distances.numpy(), expected[np.arange(15)[:, None], indices.numpy()], atol=1e-5)
 
 
-def test_k_reciprocal_does_not_depend_on_chunks(monkeypatch) -> None:
-    embeddings, _ = made_up(60)
-    whole = k_reciprocal(embeddings, 20)
-    monkeypatch.setattr(search, "CHUNK_ELEMENTS", 500)
-    parts = k_reciprocal(embeddings, 20)
-    assert torch.allclose(whole[0], parts[0], atol=1e-6)
-
-
 def test_k_reciprocal_of_duplicates_is_finite() -> None:
     distances, indices = k_reciprocal(torch.ones(5, 3), 4)
     assert torch.isfinite(distances).all()
@@ -109,29 +99,6 @@ def test_query_expansion_is_the_loop(with_gallery: bool, alpha: float) -> None:
         alpha=alpha,
     )
     assert torch.allclose(found.double(), torch.stack(expected), atol=1e-6)
-
-
-def test_none_is_the_plain_search() -> None:
-    embeddings, labels = made_up(40, noise=1.5)
-    values = reranked_metrics("none", embeddings, labels, [1, 4])
-    assert values["none_recall_at_4"] == recall_at_k(embeddings, labels, 4)[4]
-    assert values["none_map_at_r"] == pytest.approx(map_at_r(embeddings, labels))
-
-
-@pytest.mark.parametrize("name", ["k_reciprocal", "query_expansion"])
-def test_reranking_helps_where_neighbours_know_better(name: str) -> None:
-    """Classes of 40 that overlap a little: the neighbours' neighbours are mostly of the right class."""
-    embeddings, labels = made_up(240, noise=0.9, dim=16)
-    after = reranked_metrics(name, embeddings, labels, [1])
-    assert after[f"{name}_map_at_r"] > map_at_r(embeddings, labels)
-
-
-def test_scores_decrease_and_leave_the_query_out() -> None:
-    embeddings, _ = made_up(30)
-    for name in reranking.RERANKINGS:
-        scores, indices = rerank(name, embeddings, 5)
-        assert (scores[:, 1:] <= scores[:, :-1]).all()
-        assert not (indices == torch.arange(30)[:, None]).any()
 
 
 @pytest.mark.parametrize(

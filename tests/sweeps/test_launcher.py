@@ -46,6 +46,7 @@ def test_ranks_see_their_place(tmp_path):
     assert (signal.getsignal(signal.SIGTERM), os.environ) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "error", "message"),
     [
@@ -172,6 +173,7 @@ def test_a_crash_is_explained_and_the_others_finish(tmp_path, monkeypatch):
     assert not (tmp_path / "3").exists()  # a job leaves its trace itself
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["slurm", "ray"])
 def test_jobs_on_a_cluster(cluster, tmp_path):
     pytest.importorskip({"slurm": "submitit"}.get(cluster, cluster))
@@ -203,7 +205,8 @@ SLOW = """
 import signal, subprocess, sys
 from pathlib import Path
 from proxy_anchor.sweeps.launcher import Job, run_here
-slow = 'import os, signal, sys, time; from pathlib import Path; from proxy_anchor.sweeps.launcher import end_with_parent\\n'
+slow = 'import os, signal, sys, time; from pathlib import Path\\n'
+slow += 'from proxy_anchor.sweeps.launcher import end_with_parent\\n'
 slow += 'def stop(*_): Path("saved").touch(); sys.exit(75)\\n'
 slow += 'for each in (signal.SIGTERM, signal.SIGUSR2): signal.signal(each, stop)\\n'
 slow += 'end_with_parent(); print(os.getpid(), "ready", flush=True); time.sleep(60)'

@@ -95,7 +95,7 @@ def evaluate_parts(folder: Path, parts: list[list[torch.Tensor]]) -> list[list[s
     trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), current_epoch=0)
     told = []
     for part in parts:
-        health, none = Health(folder), SimpleNamespace()
+        health, none = Health(folder), SimpleNamespace(log=lambda *given, **named: None)
         health.on_validation_epoch_start(trainer, none)  # type: ignore[arg-type]
         if len(mine := part[int(os.environ["RANK"])]):
             health.on_validation_batch_end(trainer, none, {"embeddings": mine})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from processes import run_processes  # noqa: F401  (beside what it runs)
+from processes import run_processes  # noqa: F401  (next to what it runs)
 from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.miners import TripletMarginMiner
 from torch import Tensor, nn
@@ -119,8 +119,8 @@ def train_synchronised(splits: Splits, world_size: int, folder: Path) -> dict[st
     return {key: {k: v.cpu() for k, v in result[key].items()} for key in ("before", "after")}
 
 
-def train_all(splits: Splits, world_size: int, folder: Path) -> dict[str, dict[str, Any]]:
-    return {name: train(splits, world_size, folder, run) for name, run in RUNS.items()}
+def train_all(splits: Splits, world_size: int, folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    return {name: train(splits, world_size, folder, RUNS[name]) for name in names}
 
 
 def part(state: dict[str, Tensor], name: str) -> Tensor:

@@ -67,15 +67,3 @@ def test_a_bad_file_is_one_line_that_names_it(trained, problem: str) -> None:
     with pytest.raises(UsageError, match=r"checkpoint=.*last\.ckpt") as caught:
         load_checkpoint(file)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("change", ["lacks", "differs", "has more"])
-def test_every_tensor_must_fit(trained, change: str) -> None:
-    saved = load_checkpoint(trained[1])
-    if change == "lacks":
-        del saved.state["net.head.bias"]
-    else:
-        saved.state["net.head.bias" if change == "differs" else "net.other"] = torch.zeros(3)
-    with pytest.raises(UsageError, match=r"last\.ckpt does not fit test_resnet") as caught:
-        load_embedding_net(saved)
-    assert "\n" not in str(caught.value)

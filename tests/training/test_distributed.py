@@ -11,7 +11,8 @@ from pictures import write_noise_images
 
 from proxy_anchor.data.table import Splits, make_tables
 
-EQUAL = [name for name in RUNS if name != "local_losses"]
+FAST = ["plain", "p_x_k", "local_losses"]
+EQUAL = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in RUNS if name != "local_losses"]
 
 
 def make_splits(folder: Path) -> Splits:
@@ -21,11 +22,13 @@ def make_splits(folder: Path) -> Splits:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list[dict]]:
-    """(one process, [rank 0, rank 1]) of every run."""
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list[dict]]:
+    """(one process, [rank 0, rank 1]) of every run that a chosen test needs."""
     folder = tmp_path_factory.mktemp("ddp")
     splits = make_splits(folder)
-    return train_all(splits, 1, folder), run_processes(train_all, splits, 2, folder, world_size=2, folder=folder)
+    names = FAST if not any(each.get_closest_marker("slow") for each in request.session.items) else [*RUNS]
+    ranks = run_processes(train_all, splits, 2, folder, names, world_size=2, folder=folder)
+    return train_all(splits, 1, folder, names), ranks
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -50,6 +53,7 @@ def test_losses_of_the_parts_would_be_noticed(results: tuple[dict, list[dict]]) 
         assert (part(local["after"], which) - part(single["after"], which)).abs().max() > 1e-3, which
 
 
+@pytest.mark.slow
 def test_warm_up_holds_the_backbone_and_then_lets_it_move_alike(results: tuple[dict, list[dict]]) -> None:
     plain, warm = results[1][0]["plain"], results[1][0]["warmup"]
     moved = [(part(run["after"], "backbone") - part(run["before"], "backbone")).abs().max() for run in (plain, warm)]
@@ -66,6 +70,7 @@ def test_recall_of_33_images_is_that_of_one_process(results: tuple[dict, list[di
         torch.testing.assert_close(rank["embeddings"][0], single["embeddings"][0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["warmup", "clipped_values", "clipped_norm", "accumulated", "compiled_warmup", "compiled_accumulated"]
 )

@@ -3,110 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from processes import run_processes
-from pytorch_lightning.strategies import DDPStrategy
 from torch import nn
 
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.training import distributed
 from proxy_anchor.training.distributed import JoinedGradients, LeanDDP
 from proxy_anchor.training.module import MetricLearner
 
-CARD, CPU = torch.device("cuda", 3), torch.device("cpu")
-
-
-@pytest.fixture
-def wrapped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """(what, how) of every network that torch's wrapper is given."""
-    calls: list[tuple[Any, ...]] = []
-
-    def wrap(module: object, **arguments: Any) -> None:
-        calls.append((module, arguments))
-
-    monkeypatch.setattr("pytorch_lightning.strategies.ddp.DistributedDataParallel", wrap)
-    monkeypatch.setattr(distributed, "DistributedDataParallel", wrap)
-    return calls
-
-
-@pytest.mark.parametrize(("strategy", "expected"), [(LeanDDP, []), (DDPStrategy, ["stream"])])
-def test_no_stream_is_made_to_wrap_the_network_and_lightning_still_makes_one(
-    monkeypatch: pytest.MonkeyPatch, wrapped: list, strategy: type[DDPStrategy], expected: list[str]
-) -> None:
-    """When the second case fails, Lightning has done away with it, and so can this package's strategy."""
-    events: list[str] = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: events.append("stream"))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: torch.no_grad())
-    made = strategy(parallel_devices=[torch.device("cuda", 0)], bucket_cap_mb=7)
-    monkeypatch.setattr(type(made), "root_device", CARD)
-    net = nn.Linear(1, 1)
-    made._setup_model(net)  # type: ignore[arg-type]
-    assert events == expected
-    assert wrapped == [(net, {"device_ids": [3], "bucket_cap_mb": 7})]
-
-
-@pytest.mark.parametrize(
-    ("compiled", "batch_norm", "device", "expected"),
-    [
-        (True, "frozen_statistics", CARD, "joined"),
-        (True, "train", CARD, "joined"),  # SyncBatchNorm: the statistics are those of the batch of all
-        (True, "frozen", CPU, "joined"),
-        (True, "train", CPU, {}),  # each process has its own, which the first process's replace
-        (False, "train", CPU, {}),
-        (False, "frozen", CPU, {distributed._SENDS_STATISTICS: False}),
-        (False, "frozen_statistics", CARD, {distributed._SENDS_STATISTICS: False}),
-        (False, "train", CARD, {distributed._SENDS_STATISTICS: False}),
-    ],
-)
-def test_gradients_of_a_compiled_network_are_joined_and_statistics_sent_only_where_they_differ(
-    monkeypatch: pytest.MonkeyPatch, compiled: bool, batch_norm: str, device: torch.device, expected: Any
-) -> None:
-    synchronised: list[object] = []
-    learner = nn.Module()
-    learner.net = SimpleNamespace(batch_norm=batch_norm)  # type: ignore[assignment]
-    learner.compiled = (lambda images: images) if compiled else None  # type: ignore[assignment]
-    strategy = LeanDDP()
-    monkeypatch.setattr(LeanDDP, "root_device", device)
-    monkeypatch.setattr(LeanDDP, "lightning_module", learner)
-    monkeypatch.setattr(DDPStrategy, "configure_ddp", lambda self: synchronised.append("wrapped"))
-    monkeypatch.setattr(distributed, "_sync_module_states", synchronised.append)
-    strategy.configure_ddp()
-    if expected == "joined":
-        assert synchronised == [learner]
-        assert isinstance(strategy._gradients, JoinedGradients)
-    else:
-        assert synchronised == [*([learner] if expected else []), "wrapped"]
-        assert strategy._gradients is None
-        assert strategy._ddp_kwargs == expected
-
-
-def test_gradients_are_sent_once_for_each_step_and_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[str] = []
-    strategy: Any = LeanDDP()
-    strategy._gradients = SimpleNamespace(average=lambda: sent.append("sent"))
-    loss = torch.zeros(())
-    with suppress(KeyError), strategy.block_backward_sync():
-        strategy.post_backward(loss)
-        raise KeyError
-    assert sent == []
-    strategy.post_backward(loss)
-    assert sent == ["sent"]
-    monkeypatch.setattr(DDPStrategy, "teardown", lambda self: None)
-    strategy.teardown()
-    assert strategy._gradients is None
+CPU = torch.device("cpu")
 
 
 def begin() -> list[dict[str, Any]]:
-    """Of a plain and a compiled network, frozen: weights and statistics, which differed between the ranks, and one of the
-    statistics after a forward for which it differs again.
+    """Of a plain and a compiled frozen network: weights and statistics, which differed between the ranks.
+
+    And one of the statistics after a forward for which it differs again.
     """
     dist.init_process_group("gloo")
     LeanDDP.root_device = CPU  # type: ignore[assignment,method-assign]
@@ -131,14 +47,22 @@ def begin() -> list[dict[str, Any]]:
     return found
 
 
-def test_all_begin_with_the_weights_and_statistics_of_the_first(tmp_path: Path) -> None:
-    for rank, found in enumerate(run_processes(begin, world_size=2, folder=tmp_path)):
+def both() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    return begin(), average()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    return run_processes(both, world_size=2, folder=tmp_path_factory.mktemp("ranks"))
+
+
+def test_all_begin_with_the_weights_and_statistics_of_the_first(ranks: list) -> None:
+    for rank, (found, _) in enumerate(ranks):
         assert found == [{"wrapped": wrapped, "begun": {1.0}, "mean": 5.0 + rank} for wrapped in (True, False)]
 
 
 def average() -> dict[str, Any]:
-    """Gradients r + 1 times as large on rank r, of several kinds and layouts; two rounds, the second added to the first."""
-    dist.init_process_group("gloo")
+    """Gradients r + 1 times as large on rank r, of several kinds and layouts; the second round adds to the first."""
     rank = dist.get_rank()
     net = nn.Module()
     net.conv = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
@@ -162,8 +86,8 @@ def average() -> dict[str, Any]:
     return {"rounds": rounds, "calls": calls, "layout": layout}
 
 
-def test_gradients_of_every_kind_are_averaged_in_one_piece_each(tmp_path: Path) -> None:
-    for found in run_processes(average, world_size=2, folder=tmp_path):
+def test_gradients_of_every_kind_are_averaged_in_one_piece_each(ranks: list) -> None:
+    for _, found in ranks:
         assert found["layout"]
         assert found["calls"] == [48 + 12 + 2, 5] * 2  # float32 and float64
         for number, gradients in enumerate(found["rounds"], 1):

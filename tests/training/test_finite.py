@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from proxy_anchor.errors import UsageError
 from proxy_anchor.training.finite import FiniteGuard
 
 TRUE, FALSE = torch.tensor(True), torch.tensor(False)
-
-
-@pytest.mark.parametrize(
-    ("loss_finite", "norm", "message"),
-    [
-        (TRUE, 1.0, None),
-        (FALSE, 1.0, r"^the loss is not finite at step 4, and no step was taken"),
-        (FALSE, float("nan"), r"^the loss is not finite at step 4"),
-        (TRUE, float("nan"), r"^a gradient is not finite at step 4 although the loss is"),
-        (TRUE, float("inf"), r"^a gradient is not finite at step 4"),
-    ],
-)
-def test_what_was_shown_last_is_named(loss_finite: torch.Tensor, norm: float, message: str | None) -> None:
-    guard = FiniteGuard()
-    guard.check()  # nothing shown yet
-    bad = guard.show("at step 4", loss_finite, torch.tensor(norm))
-    assert float(bad) == (0.0 if message is None else 1.0)
-    if message is None:
-        guard.check()
-        return
-    with pytest.raises(UsageError, match=message):
-        guard.check()
 
 
 def test_a_fused_optimizer_skips_the_step_by_itself() -> None:

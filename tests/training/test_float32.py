@@ -53,12 +53,6 @@ def test_each_name_sets_every_switch() -> None:
         set_float32_precision("high")
 
 
-def test_the_compiler_can_read_the_switches() -> None:
-    set_float32_precision("ieee")
-    convolution, images = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8)
-    torch.testing.assert_close(torch.compile(convolution)(images), convolution(images))
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_run_sets_it_and_evaluate_sets_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -162,7 +162,7 @@ def _move(state: dict[str, Any] | None, folder: str) -> None:
 
 
 def _is_mean(name: str) -> bool:
-    return name.startswith("train/") and not name.endswith("_step")
+    return name.startswith(("train/", "health/update_ratio")) and not name.endswith("_step")
 
 
 def _csv_loggers(trainer: pl.Trainer) -> list[CSVLogger]:

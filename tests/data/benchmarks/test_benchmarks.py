@@ -11,7 +11,6 @@ from proxy_anchor.data.benchmarks.cars import load_cars
 from proxy_anchor.data.benchmarks.cub import load_cub
 from proxy_anchor.data.benchmarks.inshop import load_inshop
 from proxy_anchor.data.benchmarks.sop import load_sop
-from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.images import read_rgb
 from proxy_anchor.data.table import ExpectedCounts, ImageTable
 from proxy_anchor.errors import UsageError
@@ -118,28 +117,6 @@ def test_cub_joins_its_lists_by_image_id(tmp_path):
             assert path.parent.name == f"{int(table.classes[label]):03d}.Bird_{table.classes[label]}"
 
 
-def test_cub_takes_what_stands_beside_the_list(tmp_path):
-    (look.make_cub(tmp_path) / "images").mkdir()  # some other folder of this name
-    assert "CUB_200_2011" in load_cub(tmp_path).train.paths[0].parts
-
-
-@pytest.mark.parametrize("doubled", [False, True])
-def test_two_cars_folders_are_joined_with_their_own_annotations(tmp_path, doubled):
-    splits = load_cars(look.make_cars_two_folders(tmp_path, doubled=doubled))
-    labels = look._labels(look.CARS_TRAIN, look.CARS_TEST)
-    expected = {
-        (part, f"{number:05d}.jpg"): str(label)
-        for part, chosen in (("cars_train", labels[0::2]), ("cars_test", labels[1::2]))
-        for number, label in enumerate(chosen, start=1)
-    }
-    found = {
-        (path.parent.name, path.name): table.classes[label]
-        for table in splits.tables.values()
-        for path, label in zip(table.paths, table.labels.tolist(), strict=True)
-    }
-    assert found == expected
-
-
 @pytest.mark.parametrize("lists", ["Eval", "Anno", ""])
 @pytest.mark.parametrize("images", ["img", "Img/img", "img_highres", "Img/img_highres", "img/img"])
 def test_inshop_layouts(tmp_path, images, lists):
@@ -151,20 +128,6 @@ def test_inshop_layouts(tmp_path, images, lists):
     alone = set(splits.query.labels.tolist()) - set(splits.gallery.labels.tolist())
     assert [splits.query.classes[label] for label in alone] == ["id_00000009"]
     assert {read_rgb(path).mode for path in splits.query.paths} == {"RGB"}
-
-
-def test_inshop_copies_inside_one_folder(tmp_path):
-    look.make_inshop(tmp_path / "In-shop", images="Img/img")
-    splits = load_inshop(tmp_path)
-    assert splits.notice == "images from In-shop/Img/img/"
-    assert len(splits.train) == 12
-
-
-def test_inshop_says_the_image_folder_also_of_a_partial_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(inshop, "EXPECTED", PROTOCOL[inshop])
-    notice = load_inshop(look.make_inshop(tmp_path, images="Img/img"), allow_partial=True).notice
-    assert notice.startswith("partial inshop, not comparable")
-    assert notice.endswith("images from Img/img/")
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -193,14 +156,6 @@ def test_missing_and_empty_images_look_like_a_partial_download(name, tmp_path):
     assert "2 listed images are missing or empty" in partial.notice
     listed = load(tmp_path, verify_files=False)
     assert listed.train.paths == whole.train.paths
-
-
-def test_a_folder_lists_empty_images_when_asked(tmp_path):
-    look.make_folder(tmp_path)
-    (tmp_path / "class 1" / "0.jpg").write_bytes(b"")
-    assert "0.jpg (empty)" in refused(load_folder, tmp_path)
-    splits = load_folder(tmp_path, verify_files=False)
-    assert tmp_path / "class 1" / "0.jpg" in splits.train.paths + splits.query.paths
 
 
 @pytest.mark.parametrize(

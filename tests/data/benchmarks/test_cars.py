@@ -92,31 +92,10 @@ def refused(*arguments, **named) -> str:
     return str(caught.value)
 
 
-def test_the_protocols_counts():
-    assert vars(cars.EXPECTED) == {
-        "train_classes": 98,
-        "train": 8054,
-        "test_classes": 98,
-        "query": 8131,
-        "gallery": None,
-    }
-
-
 JOINT_PAIRS = (
     [("000001.jpg", "1"), ("000002.jpg", "98"), ("000005.jpg", "98"), ("000006.jpg", "2")],
     [("000003.jpg", "99"), ("000004.jpg", "196"), ("000007.jpg", "150"), ("000008.jpg", "150")],
 )
-
-
-@pytest.mark.parametrize("folder", ["car_ims", "car_ims/car_ims", "archive/car_ims"])
-def test_the_joint_layout(tmp_path, complete, folder):
-    complete(3, 4, 3, 4)
-    splits = load_cars(make_joint(tmp_path, folder))
-    assert (splits.name, splits.gallery, splits.notice) == ("cars", None, "")
-    assert pairs(splits.train, tmp_path / folder) == JOINT_PAIRS[0]
-    assert pairs(splits.query, tmp_path / folder) == JOINT_PAIRS[1]
-    assert splits.train.classes == ("1", "2", "98")
-    assert splits.query.classes == ("99", "150", "196")
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -138,38 +117,11 @@ def test_the_two_folder_layout_pools_both_parts_by_class(tmp_path, complete, dou
     ]
 
 
-@pytest.mark.parametrize(
-    ("make", "below"), [(make_joint, "Cars"), (make_joint, "stanford/cars"), (make_two_folders, "Cars")]
-)
-def test_a_copy_one_or_two_folders_down_beside_an_archivers_leftovers(tmp_path, make, below):
-    make(tmp_path / below)
-    for leftover in ("__MACOSX", ".trash", "Cars/.old"):
-        for name in ("car_ims", "cars_train", "cars_test"):
-            (tmp_path / leftover / name).mkdir(parents=True)
-    splits = load_cars(tmp_path, allow_partial=True)
-    assert len(splits.train) == len(JOINT_PAIRS[0]) == 4
-    assert all(path.is_relative_to(tmp_path / below) for path in splits.train.paths)
-
-
 def test_layouts_side_by_side_are_not_joined(tmp_path, complete):
     complete(3, 4, 3, 4)
     splits = load_cars(make_two_folders(make_joint(tmp_path)))
     assert pairs(splits.train, tmp_path / "car_ims") == JOINT_PAIRS[0]
     assert pairs(splits.query, tmp_path / "car_ims") == JOINT_PAIRS[1]
-
-
-def test_joint_annotations_are_not_used_for_the_two_folders(tmp_path):
-    make_joint(tmp_path)
-    (tmp_path / "car_ims").rename(tmp_path / "cars_train")
-    assert "does not hold Cars-196" in refused(tmp_path, allow_partial=True)
-
-
-def test_two_folder_annotations_are_not_used_for_joint_images(tmp_path):
-    make_two_folders(tmp_path)
-    (tmp_path / "cars_train").rename(tmp_path / "car_ims")
-    message = refused(tmp_path)  # only cars_test is left, with its own annotations
-    assert "cars_train/ was not found" in message
-    assert "found 2 training images of 2 classes and 1 test images of 1 classes" in message
 
 
 def test_a_part_is_refused_with_both_counts_unless_allowed(tmp_path):
@@ -186,26 +138,10 @@ def test_a_part_is_refused_with_both_counts_unless_allowed(tmp_path):
     assert "cars_test/ was not found" in splits.notice
 
 
-@pytest.mark.parametrize("classes", [[1, 98], [99, 196]])
-def test_one_side_alone_is_refused_even_when_partial(tmp_path, classes):
-    assert "is not the whole benchmark" in refused(make_joint(tmp_path, classes=classes), allow_partial=True)
-
-
-def test_a_single_row_is_read(tmp_path):
-    assert cars._read_annotations(make_joint(tmp_path, classes=[7]) / "cars_annos.mat") == [("car_ims/000001.jpg", 7)]
-
-
 def test_test_annotations_without_classes_are_named(tmp_path):
     message = refused(make_two_folders(tmp_path, labelled=False))
     assert message.startswith(f"{tmp_path / 'devkit' / 'cars_test_annos.mat'} holds no classes")
     assert "cars_test_annos_withlabels.mat" in message
-
-
-def test_annotations_with_classes_are_preferred(tmp_path, complete):
-    complete(3, 4, 2, 3)
-    make_two_folders(tmp_path)
-    annotate(tmp_path / "devkit" / "cars_test_annos.mat", "fname", ["00001.jpg"], None)
-    assert len(load_cars(tmp_path).query) == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"MATLAB 5.0 MAT-file" + b"\0" * 300])
@@ -213,40 +149,6 @@ def test_a_broken_annotation_file_is_named(tmp_path, content):
     file = make_joint(tmp_path) / "cars_annos.mat"
     file.write_bytes(content)
     assert refused(tmp_path).startswith(f"{file} cannot be read as a Cars-196 annotation file")
-
-
-def test_a_mat_file_of_something_else_is_named(tmp_path):
-    file = make_joint(tmp_path) / "cars_annos.mat"
-    savemat(file, {"other": np.eye(2)})
-    assert str(file) in refused(tmp_path)
-    savemat(file, {"annotations": np.eye(2)})
-    assert f"{file} holds no classes" in refused(tmp_path)
-
-
-def test_missing_and_empty_images_are_listed(tmp_path):
-    make_joint(tmp_path)
-    (tmp_path / "car_ims" / "000003.jpg").unlink()
-    (tmp_path / "car_ims" / "000005.jpg").write_bytes(b"")
-    message = refused(tmp_path)
-    assert "000003.jpg (missing)" in message
-    assert "000005.jpg (empty)" in message
-
-
-def test_a_partial_copy_leaves_missing_images_out_and_counts_them(tmp_path):
-    make_joint(tmp_path)
-    whole = load_cars(tmp_path, allow_partial=True)
-    (tmp_path / "car_ims" / "000003.jpg").unlink()
-    (tmp_path / "car_ims" / "000005.jpg").write_bytes(b"")
-    partial = load_cars(tmp_path, allow_partial=True)
-    assert "2 listed images are missing or empty" in partial.notice
-    assert len(partial.train) + len(partial.query) == len(whole.train) + len(whole.query) - 2
-
-
-def test_a_wrong_root_says_what_is_wanted(tmp_path):
-    assert refused(tmp_path / "no").startswith(f"dataset.root={tmp_path / 'no'} is not a folder")
-    message = refused(tmp_path)
-    assert "car_ims/ with cars_annos.mat" in message
-    assert "cars_test_annos_withlabels.mat" in message
 
 
 def test_the_real_annotations_of_the_half(tmp_path):

@@ -1,4 +1,4 @@
-"""Warnings and not_finite.json of several devices: said once, counted over all, and nobody waits for one that has stopped."""
+"""Warnings and not_finite.json of several processes: said once, counted over all; none waits for a stopped one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from processes import run_processes
 
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.training.callbacks.health import REPLAY_FILE
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from proxy_anchor import recall_at_k
@@ -56,14 +54,6 @@ def test_embeddings_of_the_best_epoch_are_in_dataset_order(
     torch.testing.assert_close(recall.selected_embeddings[0], embed(learner, data.eval_images[0]))
 
 
-def test_best_is_the_earliest_highest_trained_epoch() -> None:
-    recall = RecallCallback((1, 2))
-    recall.history = [EpochResult(e, {1: v, 2: 1.0}, 0, 0) for e, v in enumerate([0.9, 0.2, 0.5, 0.5, 0.4])]
-    assert recall.best.epoch == 2
-    recall.history = recall.history[:1]
-    assert recall.best.epoch == 0
-
-
 def test_query_and_gallery(
     write_images: Callable,
     make_data: Callable,
@@ -90,39 +80,6 @@ def test_query_and_gallery(
     assert "2 of 4 test queries have no image of their class to find: counted as misses." in capsys.readouterr().out
     for found, expected in zip(recall.selected_embeddings, embeddings, strict=True):
         torch.testing.assert_close(found, expected)
-
-
-def test_nothing_is_said_when_every_query_has_a_positive(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
-) -> None:
-    make_trainer(callbacks=[RecallCallback((1,), engine="torch")]).validate(make_learner(), make_data(), verbose=False)
-    assert "misses" not in capsys.readouterr().out
-
-
-def test_a_partial_pass_is_refused(make_data: Callable, make_learner: Callable, make_trainer: Callable) -> None:
-    recall = RecallCallback((1,), engine="torch")
-    with pytest.raises(UsageError, match="6 distinct images were seen, expected 8; the pass over the data was partial"):
-        make_trainer(callbacks=[recall], limit_val_batches=2).fit(make_learner(), make_data())
-    assert recall.history == []
-
-
-def test_the_sanity_pass_is_neither_scored_nor_checkpointed(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
-) -> None:
-    class AfterSanity(pl.Callback):
-        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            self.seen = (list(recall.history), dict(trainer.callback_metrics), list(tmp_path.glob("*.ckpt")))
-
-    recall, after = RecallCallback((1,), engine="torch"), AfterSanity()
-    keep = ModelCheckpoint(tmp_path, "best", monitor=recall.monitor, mode="max")
-    trainer = make_trainer(
-        callbacks=[recall, keep, after], num_sanity_val_steps=2, enable_checkpointing=True, max_epochs=2
-    )
-    trainer.fit(make_learner(), make_data())
-    assert after.seen == ([], {}, [])
-    assert [result.epoch for result in recall.history] == [1, 2]
-    assert float(keep.best_model_score) == pytest.approx(recall.best.recall[1])
-    assert torch.load(tmp_path / "best.ckpt", weights_only=True)["epoch"] + 1 == recall.best.epoch
 
 
 @pytest.mark.parametrize(("k", "refused"), [(7, False), (8, True)])
