@@ -80,7 +80,7 @@ def run_entry(
 def _run_here(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     printed, said, code = StringIO(), StringIO(), 0
     arguments, paths, place, filters = sys.argv, sys.path[:], Path.cwd(), warnings.filters[:]
-    handlers, environment = {each: signal.getsignal(each) for each in NOTICES}, dict(os.environ)
+    handlers, environment = {each: signal.getsignal(each) for each in STOP_SIGNALS}, dict(os.environ)
     try:
         sys.argv = command
         sys.path.insert(0, str(Path(command[0]).resolve().parent))  # as for a script that is started

@@ -12,7 +12,6 @@ from commands import TINY_GLYPHS, compose_train
 
 from proxy_anchor.cli import config
 from proxy_anchor.errors import UsageError
-from proxy_anchor.training.callbacks.progress import LossBar
 from train import train
 
 SMALL = (*TINY_GLYPHS, "trainer.enable_progress_bar=false")

@@ -11,7 +11,6 @@ import torch
 from commands import TINY_GLYPHS, compose_train, run_entry
 from hydra.utils import instantiate
 
-from proxy_anchor.cli import checks
 from proxy_anchor.errors import UsageError
 
 RUN = [*TINY_GLYPHS, "deterministic=true", "trainer.max_epochs=2", "trainer.accelerator=cpu", "logger=csv"]

@@ -17,7 +17,7 @@ from PIL import Image
 from processes import permissions_count
 
 from proxy_anchor.cli import config
-from proxy_anchor.data.bad_images import UNUSABLE, check_images, leave_out_unusable
+from proxy_anchor.data.bad_images import check_images, drop_bad_images
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.errors import UnreadableImage, UsageError
 from proxy_anchor.training.module import MetricLearner

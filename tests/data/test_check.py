@@ -9,7 +9,7 @@ import pytest
 from commands import run_entry
 from PIL import Image
 
-from proxy_anchor.data.bad_images import ODD, UNUSABLE, check_images, format_findings
+from proxy_anchor.data.bad_images import ODD, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.errors import UsageError
 

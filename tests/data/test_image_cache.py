@@ -15,7 +15,7 @@ from PIL import Image
 from proxy_anchor.data import image_cache as module
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.image_cache import Shrunk, decode_to_device, decode_to_file, kept_sizes
-from proxy_anchor.data.images import Pixels, read_rgb
+from proxy_anchor.data.images import read_rgb
 from proxy_anchor.data.table import ImageTable, make_tables
 from proxy_anchor.errors import UsageError
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval import search as search_module
 from proxy_anchor.retrieval.clustering import kmeans, nmi
 
 
