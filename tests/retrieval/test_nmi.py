@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.retrieval import search as search_module
 from proxy_anchor.retrieval.clustering import kmeans, nmi
 
 
@@ -40,8 +41,14 @@ def test_torch_is_plain_loops() -> None:
     assert kmeans(x, 8, seed=4, num_iterations=3).tolist() == expected
 
 
-@each_engine
-def test_tight_classes_score_1_and_noise_does_not(engine: str) -> None:
+def test_torch_in_chunks_that_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = blobs(1.0, 203)
+    expected = kmeans(x, 12)
+    monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", 77)
+    assert torch.equal(kmeans(x, 12), expected)
+
+
+def test_tight_classes_score_1_and_noise_does_not() -> None:
     x, labels = blobs(1e-3, 300, 3)
     assert max(nmi(x, labels, seed=seed) for seed in range(5)) == pytest.approx(1, abs=1e-6)
     x, labels = blobs(100.0, 2000, 4)
@@ -74,6 +81,13 @@ def test_degenerate_inputs() -> None:
     assert nmi(x, torch.zeros(60, dtype=torch.long)) == 0  # one class
     assert 0 <= nmi(torch.ones(60, 4), labels) < 0.6  # a collapsed network
     assert 0 <= nmi(torch.zeros(60, 4), labels) < 0.6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda() -> None:
+    x, labels = blobs(1e-3, 300, 3)
+    got = [nmi(x.cuda(), each, seed=3) for each in (labels, labels, labels.cuda())]
+    assert got[0] == got[1] == got[2] > 0.5
 
 
 def test_refusals() -> None:
