@@ -20,7 +20,7 @@ from proxy_anchor.cli import main as entry
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.figures import recall_curves
-from proxy_anchor.reports.tables import Spread, comparison_rows, noise_rows, reached
+from proxy_anchor.reports.tables import Spread, comparison_rows, reached
 from train import train
 
 TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS, "logger=csv"]
@@ -235,15 +235,6 @@ def test_times_to_a_level():
     assert str(rows[0]["best R@1"]) == "65.0 ± 7.1"
     assert rows[0]["peak GiB"] is None
     assert str(comparison_rows({"a": [run, made_up([0.1, 0.3])]}, [60])[0]["s to 60"]) == "12.0 (1 of 2)"
-
-
-def test_noise_side_by_side():
-    clean, noisy = made_up([0, 0.8, 0.7]), {**made_up([0, 0.4]), "label_noise": 0.2}
-    [a, b] = noise_rows([{"a": [clean, made_up([0, 0.6])], "b": [clean]}, {"a": [noisy]}])
-    assert a["0 % noise, best R@1"] == "70.0 ± 14.1 (n = 2)"
-    assert a["20 % noise, last R@1"] == "40.0 (n = 1)"
-    assert b["0 % noise, last R@1"] == "70.0 (n = 1)"
-    assert b["20 % noise, best R@1"] == "-"
 
 
 def test_curves_are_means_over_seeds():
