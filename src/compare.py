@@ -1,4 +1,4 @@
-"""Compare losses on equal terms: `python src/compare.py losses=[proxy_anchor,triplet] seeds=[1,2] dataset=cars`.
+"""Compare losses on equal terms.
 
 With the same seed all start from the same network and see the same images in the same order, where they share a
 sampler. Each run is one of `train.py`, in runs/NAME/LOSS/seedN.

@@ -1,4 +1,4 @@
-"""Train an embedding network: `python src/train.py dataset=cars backbone=efficientnet_lite0`."""
+"""Train an embedding network with its proxies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search for settings with Optuna: `python src/tune.py search='{loss.alpha: [16, 32, 64]}' trials=20 dataset=cars`.
+"""Search for settings with Optuna.
 
 Each trial is a run of `train.py` in runs/NAME/trialN, judged on held-out training classes.
 """

@@ -1,4 +1,4 @@
-"""Broken files of every kind: check finds all, training refuses or leaves out by name, evaluation never leaves one out."""
+"""Broken files: check finds all, training refuses or skips them by name, evaluation never skips one."""
 
 from __future__ import annotations
 

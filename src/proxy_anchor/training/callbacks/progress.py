@@ -15,8 +15,9 @@ from tqdm import tqdm
 class LossBar(TQDMProgressBar):
     """Lightning's bar on stderr, with the last loss, drawn at most every `every_seconds`.
 
-    `log(prog_bar=True)` copies the loss after every step, and the GPU idles while Python waits for it. Here it is copied
-    when the bar is drawn. Steps are no measure of time: 20 take a tenth of a second on a GPU and minutes on a CPU.
+    `log(prog_bar=True)` copies the loss after every step, and the GPU idles while Python waits for it. Here it is
+    copied when the bar is drawn. Steps are no measure of time: 20 take a tenth of a second on a GPU and minutes on a
+    CPU.
     """
 
     def __init__(self, every_seconds: float = 0.5) -> None:
