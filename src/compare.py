@@ -13,7 +13,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig
 
-from proxy_anchor.cli import checks, config, start
+from proxy_anchor.cli import checks, config, messages, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_int, check_number
 from proxy_anchor.training.run_lock import held
@@ -42,7 +42,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
             with held(place):
                 results[loss].append(finished(job, place) or train(job, place))
         except Exception as error:  # the other runs are made
-            failures[f"{loss}, seed {seed}"] = reason = entry.reason(error)
+            failures[f"{loss}, seed {seed}"] = reason = messages.reason(error)
             entry.mark_failed(place, error)
             print(f"failed: {reason}", flush=True)
         entry.forget_last_run()

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from proxy_anchor.cli import checks, config, start
+from proxy_anchor.cli import checks, config, messages, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.training.run_lock import held
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, rank, selecting_recall, write_json
@@ -87,7 +87,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     learner = MetricLearner(net, loss, **config.learning(cfg), metadata=metadata, **compilation)
 
     print(f"run folder: {folder}", data.describe(), config.describe_training(cfg), sep="\n", flush=True)
-    with entry.explained(cfg), naming_bad_images(data.splits, data.on_bad_image):
+    with messages.explained(cfg), naming_bad_images(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
             config.write_beginning(cfg, folder, data.splits)  # not earlier: a refused run writes nothing

@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.cli import checks, config, start
+from proxy_anchor.cli import checks, config, messages, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table
@@ -72,7 +72,7 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         except Exception as error:  # the other trials run
             study.study.tell(trial, state=TrialState.FAIL)
             entry.mark_failed(place, error)
-            print(f"{place.name}: failed: {entry.reason(error)}", flush=True)
+            print(f"{place.name}: failed: {messages.reason(error)}", flush=True)
         entry.forget_last_run()
     return {} if is_worker else report(study.rows(), list(space), folder, shared)
 

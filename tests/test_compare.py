@@ -15,7 +15,7 @@ from commands import TINY_GLYPHS, compose_train, composed, run_entry, run_ok
 from PIL import Image
 
 from compare import compare
-from proxy_anchor.cli import config
+from proxy_anchor.cli import config, messages
 from proxy_anchor.cli import main as entry
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
@@ -126,9 +126,9 @@ BAD = {
 @pytest.mark.parametrize("arguments", BAD)
 def test_what_no_run_could_do_is_refused_before_the_first(arguments, tmp_path):
     given = ["run=x", *TINY_GLYPHS, f"dataset.root={tmp_path}/data", *arguments.split()]
-    with composed("compare", *given) as cfg, pytest.raises(entry.USER_ERRORS) as caught:
+    with composed("compare", *given) as cfg, pytest.raises(messages.USER_ERRORS) as caught:
         compare(cfg, tmp_path / "x")
-    assert BAD[arguments] in entry.one_line(caught.value)
+    assert BAD[arguments] in messages.one_line(caught.value)
     assert not (tmp_path / "x").exists()
 
 

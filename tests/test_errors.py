@@ -6,7 +6,7 @@ import pytest
 from commands import compose_train
 
 from proxy_anchor.cli import main as entry
-from proxy_anchor.cli import start
+from proxy_anchor.cli import messages, start
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
 
 
@@ -52,11 +52,11 @@ def test_did_you_mean():
 def test_the_line_is_found_below_another_error():
     error = RuntimeError("Error in call to target\nfull_key: loss")
     error.__cause__ = UsageError("the cause: repair it.")
-    assert entry.one_line(error) == "the cause: repair it."
+    assert messages.one_line(error) == "the cause: repair it."
 
 
 def test_a_name_with_line_breaks_does_not_cut_the_message():
-    assert entry.one_line(UsageError("class a\nb has no image: add one.")) == "class a b has no image: add one."
+    assert messages.one_line(UsageError("class a\nb has no image: add one.")) == "class a b has no image: add one."
 
 
 def test_the_trace_of_a_failed_run_is_left_only_where_the_folder_holds_no_other_run(tmp_path):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, open_dict
 from PIL import Image
 
-from proxy_anchor.cli import checks
+from proxy_anchor.cli import checks, messages
 from proxy_anchor.cli import config as entry_settings
 from proxy_anchor.cli import main as entry
 from proxy_anchor.data.folder import load_folder
@@ -36,7 +36,7 @@ bounded = settings(
 
 
 def assert_one_line(error: UsageError) -> None:
-    assert len(entry.one_line(error).splitlines()) == 1
+    assert len(messages.one_line(error).splitlines()) == 1
 
 
 @bounded
@@ -156,7 +156,7 @@ def test_config_overrides(composing, override):
         with open_dict(cfg):
             del cfg["hydra"]
         refused = refusal(cfg)
-    assert refused is None or len(entry.one_line(refused).splitlines()) == 1
+    assert refused is None or len(messages.one_line(refused).splitlines()) == 1
 
 
 def refusal(cfg: DictConfig) -> Exception | None:
@@ -164,6 +164,6 @@ def refusal(cfg: DictConfig) -> Exception | None:
     try:
         entry_settings.make_paths_absolute(cfg)
         checks.check_config(cfg)
-    except entry.USER_ERRORS as error:
+    except messages.USER_ERRORS as error:
         return error
     return None

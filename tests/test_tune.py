@@ -9,7 +9,7 @@ import pytest
 from commands import TINY_GLYPHS, composed, run_entry, run_ok
 
 optuna = pytest.importorskip("optuna")
-from proxy_anchor.cli import main as entry  # noqa: E402
+from proxy_anchor.cli import messages  # noqa: E402
 from proxy_anchor.errors import UsageError  # noqa: E402
 from proxy_anchor.sweeps.tuning import Tuning, make_space  # noqa: E402
 from tune import tune  # noqa: E402
@@ -113,9 +113,9 @@ def test_two_at_once_and_failed_trials(tmp_path):
     }.items(),
 )
 def test_bad_input_is_refused_before_any_trial(arguments, message, tmp_path):
-    with composed("tune", "run=t", *arguments, *TINY_GLYPHS) as cfg, pytest.raises(entry.USER_ERRORS) as caught:
+    with composed("tune", "run=t", *arguments, *TINY_GLYPHS) as cfg, pytest.raises(messages.USER_ERRORS) as caught:
         tune(cfg, tmp_path / "t")
-    assert message in entry.one_line(caught.value)
+    assert message in messages.one_line(caught.value)
     assert not (tmp_path / "t").exists()
 
 

@@ -86,7 +86,7 @@ class JobLauncher(BasicLauncher):
 
 def _print_table(jobs: Sequence[DictConfig], ended: Mapping[int, JobReturn]) -> None:
     """Print the jobs that have ended, also where an error or a signal ends the sweep."""
-    from proxy_anchor.cli.main import reason
+    from proxy_anchor.cli.messages import reason
     from proxy_anchor.sweeps.launcher import sweep_table
 
     rows = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from commands import TINY_GLYPHS, compose_train
 
-from proxy_anchor.cli.main import explained
+from proxy_anchor.cli.messages import explained
 from proxy_anchor.errors import UsageError
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from train import train

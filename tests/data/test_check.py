@@ -12,6 +12,7 @@ from PIL import Image
 
 from check import check
 from proxy_anchor.cli import main as entry
+from proxy_anchor.cli import messages
 from proxy_anchor.data.bad_images import BAD, ODD, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.table import Splits, make_tables
@@ -180,6 +181,6 @@ def test_a_wrong_root_or_output_is_one_line(tmp_path):
         ("dataset=sop", "dataset.root=no"): "is not a folder",
         ("dataset=folder", f"dataset.root={tmp_path / 'mine'}", "output=no/list.csv"): "output=no/list.csv cannot be",
     }.items():
-        with pytest.raises(entry.USER_ERRORS) as caught:
+        with pytest.raises(messages.USER_ERRORS) as caught:
             run_check(*arguments)
-        assert text in entry.one_line(caught.value)
+        assert text in messages.one_line(caught.value)

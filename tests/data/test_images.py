@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from proxy_anchor.cli import main as entry
+from proxy_anchor.cli import messages
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.images import ImageDataset, is_image_file, read_rgb, to_rgb
 from proxy_anchor.data.table import make_tables
@@ -165,7 +165,7 @@ def test_a_bad_file_is_named_in_one_line(kind, tmp_path):
     assert reason in str(caught.value)
     assert "remove it" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert entry.one_line(caught.value) == str(caught.value)
+    assert messages.one_line(caught.value) == str(caught.value)
 
 
 def test_images_are_known_by_name():
@@ -214,4 +214,4 @@ def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
         read_rgb(bad)
     with pytest.raises(UsageError) as caught:
         list(DataLoader(dataset, batch_size=4, num_workers=num_workers))
-    assert entry.one_line(caught.value) == str(direct.value)
+    assert messages.one_line(caught.value) == str(direct.value)

@@ -1,4 +1,4 @@
-"""Runs beside the paper's numbers: which row they stand in, the arithmetic, the marks, the forms."""
+"""Runs next to the paper's numbers: which row they stand in, the arithmetic, the marks, the forms."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from proxy_anchor.errors import USAGE_ERROR, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# In a wheel inside the package, in a checkout beside it.
+# In a wheel inside the package, in a checkout next to it.
 COMMANDS = next(each for each in (_PACKAGE / "commands", _PACKAGE.parent) if (each / "train.py").is_file())
 
 

@@ -160,7 +160,7 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
     if not runs:
         found = f"; {reasons[0]}" if reasons else ""
         raise UsageError(
-            f"runs={folder} holds no finished run: expected {RESULT_FILE} beside {CONFIG_FILE} below it{found}."
+            f"runs={folder} holds no finished run: expected {RESULT_FILE} next to {CONFIG_FILE} below it{found}."
         )
     return _with_own_names(runs)
 

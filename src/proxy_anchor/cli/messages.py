@@ -1,0 +1,107 @@
+"""One line for every error that a user can repair."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hydra.core.override_parser.overrides_parser import OverrideParseException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from omegaconf import DictConfig
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from proxy_anchor.errors import UsageError, did_you_mean
+
+USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
+
+
+def reason(error: BaseException) -> str:
+    """As `one_line`, with the type of an error that is not a user's."""
+    return one_line(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {one_line(error)}"
+
+
+def one_line(error: BaseException) -> str:
+    """The error as one line with the repair."""
+    chain = list(causes(error))
+    for link in chain:
+        if isinstance(link, UsageError):
+            lines = str(link).strip().splitlines()
+            if "Original Traceback (most recent call last):" in lines:  # a data worker's: the message is its last line
+                return lines[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
+            return " ".join(lines)  # a name may hold line breaks
+        if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and isinstance(link.parent_node, DictConfig):
+            return _unknown_key(str(link.full_key), link.parent_node)
+        if isinstance(link, MissingConfigException) and link.options:
+            return _unknown_choice(*str(link.missing_cfg_file).split("/", 1), known=[*link.options])
+        if isinstance(link, MissingMandatoryValue):
+            return f"{link.full_key or str(link).split(': ')[-1]} is needed: add it to the command as KEY=VALUE."
+        if isinstance(link, OverrideParseException):
+            return f"{link.override}: write key=value; a value that holds = or a comma stands in two kinds of quotes."
+        if isinstance(link, InstantiationException):  # its cause has the message
+            return str(chain[-1]).strip().splitlines()[0]
+        if isinstance(link, OSError) and link.errno in _REPAIRS:
+            return f"{link.filename or 'a file'}: {link.strerror}: {_REPAIRS[link.errno]}."
+    return " ".join(line.strip() for line in str(error).strip().splitlines()[:2]) or type(error).__name__
+
+
+NO_OVERRIDE = "an override cannot be understood: write key=value, or group=NAME for one of a group's files"
+_NO_ROOM = "make room, and give the same command again"
+_NO_RIGHT = "it may not be used in this way: change its permissions, or start in another folder"
+_REPAIRS = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _NO_ROOM}
+_REPAIRS |= {errno.EACCES: _NO_RIGHT, errno.EPERM: _NO_RIGHT, errno.EROFS: _NO_RIGHT}
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and its causes, outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _unknown_key(key: str, parent: DictConfig) -> str:
+    place, _, name = key.rpartition(".")
+    known = sorted(map(str, parent))
+    return (
+        f"unknown key {key!r}.{did_you_mean(name, known)} Known{f' in {place}' if place else ''}: {', '.join(known)}."
+    )
+
+
+def _unknown_choice(group: str, name: str = "", *, known: list[str]) -> str:
+    if group == "backbone":
+        import timm
+
+        hint = did_you_mean(name, [*known, *timm.list_models()])
+        return f"backbone {name!r} is neither in conf/backbone ({', '.join(known)}) nor a timm model.{hint}"
+    return f"{group}={name} is not known; choose one of: {', '.join(known)}.{did_you_mean(name, known)}"
+
+
+@contextmanager
+def explained(cfg: DictConfig) -> Iterator[None]:
+    """Raise UsageError, naming keys, for out of memory and for an operation that is not deterministic."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        # The frames hold the step's tensors, which the next job of a sweep would find missing.
+        traceback.clear_frames(error.__traceback__)
+        figures = ""
+        if torch.cuda.is_initialized():
+            peak, capacity = torch.cuda.max_memory_allocated() / 2**30, torch.cuda.mem_get_info()[1] / 2**30
+            figures = f" (peak {peak:.1f} GiB of the GPU's {capacity:.1f} GiB)"
+            torch.cuda.empty_cache()
+        raise UsageError(
+            f"out of memory with data.batch_size={cfg.data.batch_size}{figures}: set a smaller one "
+            "(data.eval_batch_size if an "
+            "evaluation had begun), trainer.precision=bf16-mixed, or data.cache=ram."
+        ) from None
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        operation = str(error).split(" does not")[0]
+        raise UsageError(
+            f"deterministic=true: {operation} has no repeatable form on this device; set trainer.deterministic=warn "
+            "to go on where there is none, or choose another backbone or loss."
+        ) from error
