@@ -133,7 +133,7 @@ def test_what_cannot_be_divided_or_found_is_refused_once_and_leaves_nothing(tmp_
         "data.batch_size=16.",
         "trainer.strategy=ddp_spawn": "trainer.strategy=ddp_spawn: several devices train with trainer.strategy=ddp.",
         "trainer.strategy=fsdp": "trainer.strategy=fsdp: several devices train with trainer.strategy=ddp.",
-        "trainer.devices=0": "not a valid input using cpu accelerator. Set trainer.devices=1, or as many as are here.",
+        "trainer.devices=0": "not a valid input using cpu accelerator. Set trainer.devices=1, or as many as there are.",
     }.items():
         done = run_entry("train.py", "run=x", *TINY_GLYPHS, *TWO, option, cwd=tmp_path)
         assert done.returncode == 2
