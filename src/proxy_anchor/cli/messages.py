@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,10 @@ def one_line(error: BaseException) -> str:
             return str(chain[-1]).strip().splitlines()[0]
         if isinstance(link, OSError) and link.errno in _REPAIRS:
             return f"{link.filename or 'a file'}: {link.strerror}: {_REPAIRS[link.errno]}."
+    text = str(error).strip()
+    if match := re.match(r"You must specify '(?P<group>\w+)'", text):  # Hydra's error has no attributes
+        known = [line.strip() for line in text.splitlines()[1:] if line.startswith("\t")]
+        return f"{match['group']} is needed: add {match['group']}=NAME, one of: {', '.join(known)}."
     return " ".join(line.strip() for line in str(error).strip().splitlines()[:2]) or type(error).__name__
 
 
