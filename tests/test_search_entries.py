@@ -169,6 +169,9 @@ MISTAKES = [
     ("embed", "checkpoint=runs/first images=runs", "none of the 1 images"),
     ("app", "checkpoint=runs/first gallery=my_pictures port=-1", "port=-1"),
     ("app", "checkpoint=runs/first gallery=my_pictures max_upload_mb=0", "max_upload_mb=0"),
+    ("app", "checkpoint=runs/first gallery=my_pictures compare=runs/first", "expected another model"),
+    ("app", "checkpoint=runs/first gallery=my_pictures compare_index=other", "add compare=CHECKPOINT"),
+    ("app", "checkpoint=runs/first gallery=my_pictures compare=nothing", "no such file"),
 ]
 
 
