@@ -6,17 +6,24 @@ from omegaconf import DictConfig
 
 from proxy_anchor.cli import checks
 from proxy_anchor.cli import main as entry
+from proxy_anchor.errors import UsageError
 
 
 def serve(cfg: DictConfig) -> None:
-    """Index the gallery, then serve until interrupted."""
+    """Index the gallery with one or two models, then serve until interrupted."""
     from proxy_anchor.inference.app.server import LOCAL, make_app, run
     from proxy_anchor.inference.gallery import open_index
 
     checks.check_retrieval(cfg, "app")
-    retriever = open_index(cfg.checkpoint, cfg.gallery, cfg.index, **cfg.embed)
+    if cfg.compare is None and cfg.compare_index is not None:
+        raise UsageError(f"compare_index={cfg.compare_index}: it belongs to a second model; add compare=CHECKPOINT.")
+    if cfg.compare == cfg.checkpoint:
+        raise UsageError(f"compare={cfg.compare}: expected another model than checkpoint=; leave it out for one model.")
+    retrievers = {cfg.checkpoint: open_index(cfg.checkpoint, cfg.gallery, cfg.index, **cfg.embed)}
+    if cfg.compare is not None:
+        retrievers[cfg.compare] = open_index(cfg.compare, cfg.gallery, cfg.compare_index, **cfg.embed)
     limits = {"max_upload_mb": cfg.max_upload_mb, "max_pixels": cfg.max_pixels}
-    app = make_app(retriever, cfg.checkpoint, hosts=LOCAL if cfg.host in LOCAL else ["*"], **limits)
+    app = make_app(retrievers, hosts=LOCAL if cfg.host in LOCAL else ["*"], **limits)
     run(app, cfg.host, cfg.port)
 
 

@@ -90,8 +90,9 @@ def test_page_command(here: Path) -> None:
     pytest.importorskip("starlette")
     [command] = of("app.py")
     _, script, *arguments = shlex.split(command)
+    arguments += ["index=page_index", "port=0", "compare=runs/first/best.ckpt", "compare_index=other_index"]
     server = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / script), *arguments, "index=page_index", "port=0"],
+        [sys.executable, str(REPOSITORY / script), *arguments],
         cwd=here,
         stdout=subprocess.PIPE,
         text=True,
@@ -100,7 +101,11 @@ def test_page_command(here: Path) -> None:
         assert server.stdout is not None
         address = next(match[0] for line in server.stdout if (match := re.search(r"http://127\.0\.0\.1:\d+", line)))
         with urllib.request.urlopen(f"{address}/api/about") as answer:
-            assert json.load(answer).items() >= {"name": "runs/first", "images": 64}.items()
+            assert json.load(answer)["models"] == [
+                {"name": "runs/first", "images": 64},
+                {"name": "runs/first/best.ckpt", "images": 64},
+            ]
+        assert (here / "other_index" / "index.json").is_file()
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(30) in (0, 130)
@@ -169,6 +174,9 @@ MISTAKES = [
     ("embed", "checkpoint=runs/first images=runs", "none of the 1 images"),
     ("app", "checkpoint=runs/first gallery=my_pictures port=-1", "port=-1"),
     ("app", "checkpoint=runs/first gallery=my_pictures max_upload_mb=0", "max_upload_mb=0"),
+    ("app", "checkpoint=runs/first gallery=my_pictures compare=runs/first", "expected another model"),
+    ("app", "checkpoint=runs/first gallery=my_pictures compare_index=other", "add compare=CHECKPOINT"),
+    ("app", "checkpoint=runs/first gallery=my_pictures compare=nothing", "no such file"),
 ]
 
 

@@ -35,10 +35,12 @@ def test_figures_show_what_was_varied_and_nothing_else(tmp_path):
         assert (tmp_path / "out" / f"{name}.svg").stat().st_size > 1000
 
 
-def test_worst_classes_stand_first():
-    recall = {"good": 1.0, "bad": 0.25, "fair": 0.5}
-    figure = figures.class_recall_chart(recall, worst=2)
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fair", "bad"]
+def test_image_size_goes_with_its_resize(tmp_path):
+    for crop, resize in ((224, 256), (324, 361)):
+        write_run(tmp_path / str(crop), *CARS, f"dataset.images.crop={crop}", f"dataset.images.resize={resize}")
+    assert "recall_by_image_size" in figures.write_figures(tmp_path / "out", read_runs(tmp_path))
+    [line] = figures.recall_by("recall_by_image_size", read_runs(tmp_path)).axes[0].containers
+    assert list(line.lines[0].get_xdata()) == [224, 324]
 
 
 def test_runs_with_other_settings_are_not_taken_for_seeds(tmp_path):

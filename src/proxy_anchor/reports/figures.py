@@ -36,10 +36,16 @@ _MARKERS = "os^Dv<>P"
 _STYLES = ("-", "--", "-.", ":")
 _LABELS = {"epoch": "epoch", "seconds": "training time in seconds (without evaluation)"}
 
-# Figures over one setting: axis label and setting.
+# Figures over one setting: axis label, the setting, and the settings that follow it.
 VARIED = {
     "recall_by_dimension": ("embedding dimension", "embedding_dim"),
     "recall_by_batch_size": ("batch size", "data.batch_size"),
+    "recall_by_image_size": (
+        "image side in pixels",
+        "dataset.images.crop",
+        "dataset.images.resize",
+        "dataset.load.image_size",
+    ),
 }
 
 
@@ -59,10 +65,10 @@ def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
     Raises:
         UsageError: when no two runs differ in that setting alone.
     """
-    label, key = VARIED[figure]
+    label, key, *following = VARIED[figure]
     lines: dict[tuple[str, str], dict[float, list[float]]] = {}
     for run in runs:
-        line = lines.setdefault((identity(run, key), _name(run)), {})
+        line = lines.setdefault((identity(run, key, *following), _name(run)), {})
         line.setdefault(settings(run.config)[key], []).append(run.recall(k))
     drawn = [(name, dict(sorted(line.items()))) for (_, name), line in lines.items() if len(line) > 1]
     if not drawn:

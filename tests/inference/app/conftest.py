@@ -35,7 +35,15 @@ def _serving(app) -> Iterator[str]:
 
 
 @pytest.fixture
-def retriever(make_checkpoint: Callable, write_images: Callable, tmp_path: Path) -> Retriever:
-    """A model over a gallery of 3 classes of 5 images."""
+def retrievers(make_checkpoint: Callable, write_images: Callable, tmp_path: Path) -> dict[str, Retriever]:
+    """Two models over the same gallery of 3 classes of 5 images; the second lacks the first image."""
     write_images({"cat": 5, "dog": 5, "eel": 5})
-    return Retriever.from_pretrained(make_checkpoint(), num_workers=0).index(tmp_path / "images", progress=False)
+    made = {}
+    for seed, name in enumerate(("first", "second")):
+        retriever = Retriever.from_pretrained(make_checkpoint(f"{name}.ckpt", seed=seed), num_workers=0)
+        made[name] = retriever.index(tmp_path / "images", progress=False)
+    made["second"].remove(tmp_path / "images" / "cat" / "0.png")
+    # In another order than the first model's: one image has different ids.
+    made["second"].remove(tmp_path / "images" / "dog" / "2.png")
+    made["second"].add([tmp_path / "images" / "dog" / "2.png"], ["dog"], progress=False)
+    return made

@@ -20,8 +20,8 @@ from proxy_anchor.inference.app.server import make_app
 
 
 @pytest.fixture
-def address(retriever: Retriever, serving: Callable) -> Iterator[str]:
-    with serving(make_app(retriever, "first", max_upload_mb=0.05, max_pixels=5000)) as found:
+def address(retrievers: dict[str, Retriever], serving: Callable) -> Iterator[str]:
+    with serving(make_app(retrievers, max_upload_mb=0.05, max_pixels=5000)) as found:
         yield found
 
 
@@ -44,29 +44,40 @@ def ask(
         return answer.status, answer.headers, answer.read()
 
 
-def test_upload_is_searched(address: str, tmp_path: Path) -> None:
+def test_upload_is_searched_with_every_model(address: str, tmp_path: Path) -> None:
     content = (tmp_path / "images" / "dog" / "2.png").read_bytes()
     status, headers, body = ask(address, "/api/search?k=4", content, Content_Type="image/png")
     assert status == 200
     assert headers["content-security-policy"].startswith("default-src 'self'")
-    hits = json.loads(body)["hits"]
-    assert len(hits) == 4
-    assert hits[0]["name"].endswith("dog/2.png")
-    assert hits[0]["label"] == "dog"
+    first, second = [result["hits"] for result in json.loads(body)["results"]]
+    for hits in (first, second):
+        assert len(hits) == 4
+        assert hits[0]["name"].endswith("dog/2.png")
+        assert hits[0]["label"] == "dog"
+    assert [hit["similarity"] for hit in first] != [hit["similarity"] for hit in second]
 
 
-def test_search_from_a_gallery_image(address: str) -> None:
-    answer = json.loads(ask(address, "/api/search/3?k=5")[2])
-    assert len(answer["hits"]) == 5
-    assert answer["name"] not in [hit["name"] for hit in answer["hits"]]
+def test_search_from_a_gallery_image_asks_every_model_that_has_it(address: str, retrievers) -> None:
+    name = retrievers["first"].items[7].name
+    assert retrievers["second"].id_of(name) == 15
+    for path in ("/api/search/0/7?k=5", "/api/search/1/15?k=5"):
+        answer = json.loads(ask(address, path)[2])
+        assert answer["name"] == name
+        for result, retriever in zip(answer["results"], retrievers.values(), strict=True):
+            expected = retriever.search_item(retriever.id_of(name), 5)
+            assert [hit["name"] for hit in result["hits"]] == [hit.name for hit in expected]
+    first, second = json.loads(ask(address, "/api/search/0/0")[2])["results"]  # which the second model lacks
+    assert len(first["hits"]) == 10
+    assert second["hits"] == []
+    assert "is not in the gallery" in second["error"]
 
 
 def test_map_and_thumbnails(address: str) -> None:
-    _, _, body = ask(address, "/api/map")
+    _, _, body = ask(address, "/api/map/1")
     points = json.loads(body)["points"]
-    assert len(points) == 15
+    assert len(points) == 14
     assert all(0 <= point["x"] <= 1 and 0 <= point["y"] <= 1 for point in points)
-    status, headers, body = ask(address, f"/thumbnail/{points[0]['id']}")
+    status, headers, body = ask(address, f"/thumbnail/1/{points[0]['id']}")
     assert (status, headers["content-type"]) == (200, "image/jpeg")
     assert body.startswith(b"\xff\xd8")
 
@@ -74,7 +85,7 @@ def test_map_and_thumbnails(address: str) -> None:
 def test_k_is_cut_to_the_gallery_and_checked(address: str, tmp_path: Path) -> None:
     content = (tmp_path / "images" / "dog" / "2.png").read_bytes()
     _, _, body = ask(address, "/api/search?k=50", content, Content_Type="image/png")
-    assert len(json.loads(body)["hits"]) == 15
+    assert [len(result["hits"]) for result in json.loads(body)["results"]] == [15, 14]
     for k in ("0", "-1", "x", "%C2%B2", "9" * 30):
         _, _, body = ask(address, f"/api/search?k={k}", content, Content_Type="image/png")
         assert "k" in json.loads(body)["error"]
@@ -110,8 +121,11 @@ def test_bad_uploads_get_a_message(address: str, content: bytes, kind: str, stat
         "/../../../../etc/passwd",
         "/..%2f..%2fetc%2fpasswd",
         "/page.html",
-        "/thumbnail/99",
-        "/api/search/99",
+        "/thumbnail/0/99",
+        "/thumbnail/9/0",
+        "/api/search/0/99",
+        "/api/search/7/0",
+        "/api/map/7",
     ],
 )
 def test_nothing_else_is_served(address: str, path: str) -> None:
@@ -126,6 +140,6 @@ def test_another_host_name_is_refused(address: str) -> None:
     assert ask(address, "/api/about", Host="localhost:1")[0] == 200
 
 
-def test_a_port_in_use_is_one_line(address: str, retriever) -> None:
+def test_a_port_in_use_is_one_line(address: str, retrievers) -> None:
     with pytest.raises(UsageError, match="cannot be opened"):
-        module.run(make_app(retriever, "first"), "127.0.0.1", urlsplit(address).port)
+        module.run(make_app(retrievers), "127.0.0.1", urlsplit(address).port)

@@ -30,7 +30,7 @@ async function search(show, request) {
     const answer = await request();
     if (mine !== latest) return;
     show(answer);
-    $("results").replaceChildren(panel(answer));
+    $("results").replaceChildren(...answer.results.map(panel));
     say("");
   } catch (error) {
     if (mine === latest) say(error.message, true);
@@ -57,23 +57,24 @@ function upload(file) {
   );
 }
 
-function searchItem(id) {
+function searchItem(model, id) {
   return search(
-    (answer) => showQuery(`thumbnail/${id}`, answer.name),
-    () => ask(`api/search/${id}?k=${k()}`),
+    (answer) => showQuery(`thumbnail/${model}/${id}`, answer.name),
+    () => ask(`api/search/${model}/${id}?k=${k()}`),
   );
 }
 
-function panel(result) {
+function panel(result, model) {
+  const { name, images } = about.models[model];
   const vote = result.class === null ? ""
     : ` – class by vote: ${result.class} (${Math.round(100 * result.share)} %)`;
   const hits = result.hits.map((hit) => {
     const button = element("button", {
       type: "button", className: hit.is_match ? "hit match" : "hit", title: `search from ${hit.name}`,
-      onclick: () => searchItem(hit.id),
+      onclick: () => searchItem(model, hit.id),
     });
     button.append(
-      element("img", { src: `thumbnail/${hit.id}`, alt: hit.name }),
+      element("img", { src: `thumbnail/${model}/${hit.id}`, alt: hit.name }),
       element("span", { className: "similarity", textContent: (hit.is_match ? "match " : "") + hit.similarity.toFixed(3) }),
       element("span", { textContent: hit.label ?? "" }),
       element("span", { textContent: hit.name.split(/[\\/]/).pop() }),
@@ -81,7 +82,8 @@ function panel(result) {
     return button;
   });
   return element("section", {},
-    element("h2", { textContent: `${about.name} (${about.images} images)${vote}` }),
+    element("h2", { textContent: `${name} (${images} images)${vote}` }),
+    element("p", { textContent: result.error ?? "" }),
     element("div", { className: "hits" }, ...hits));
 }
 
@@ -97,14 +99,14 @@ async function showMap() {
   if ($("map").hidden || $("map").children.length) return;
   say("Drawing the map ...");
   try {
-    drawMap((await ask("api/map")).points);
+    for (const model of about.models.keys()) drawMap(model, (await ask(`api/map/${model}`)).points);
     say("");
   } catch (error) {
     say(error.message, true);
   }
 }
 
-function drawMap(points) {
+function drawMap(model, points) {
   const size = 560;
   const margin = 12;
   const canvas = element("canvas", { width: size, height: size });
@@ -127,8 +129,9 @@ function drawMap(points) {
     const point = nearest(event);
     caption.textContent = `${point.label ?? ""} ${point.name.split(/[\\/]/).pop()}`;
   };
-  canvas.onclick = (event) => searchItem(nearest(event).id);
-  $("map").append(element("div", {}, canvas, caption));
+  canvas.onclick = (event) => searchItem(model, nearest(event).id);
+  const heading = element("h2", { textContent: about.models[model].name });
+  $("map").append(element("div", {}, heading, canvas, caption));
 }
 
 async function start() {
@@ -152,7 +155,7 @@ async function start() {
     if (event.dataTransfer.files.length) upload(event.dataTransfer.files[0]);
   });
   $("show-map").onclick = showMap;
-  say(`Ready: ${about.images} images.`);
+  say(`Ready: ${about.models.map((each) => `${each.images} images`).join(", ")}.`);
 }
 
 start();

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any
@@ -51,29 +51,27 @@ _HEADERS = {
 
 
 def make_app(
-    retriever: Retriever,
-    name: str,
+    retrievers: Mapping[str, Retriever],
     *,
     hosts: Sequence[str] = LOCAL,
     max_upload_mb: float = 10,
     max_pixels: int = 50_000_000,
 ) -> Starlette:
-    """The application over a retriever.
+    """The application over one retriever, or two to compare.
 
     Args:
-        retriever: with a gallery.
-        name: of the model, to show.
+        retrievers: {model's name, to show: retriever with a gallery}.
         hosts: accepted host names; "*": any.
         max_upload_mb: size of an upload, checked while it arrives.
         max_pixels: width x height of an upload, checked on its header.
     """
-    page = _Page(retriever, name, int(max_upload_mb * 2**20), max_pixels)
+    page = _Page(retrievers, int(max_upload_mb * 2**20), max_pixels)
     routes = [
         Route("/api/about", page.about),
         Route("/api/search", page.search_upload, methods=["POST"]),
-        Route("/api/search/{id:int}", page.search_item),
-        Route("/api/map", page.map),
-        Route("/thumbnail/{id:int}", page.thumbnail),
+        Route("/api/search/{model:int}/{id:int}", page.search_item),
+        Route("/api/map/{model:int}", page.map),
+        Route("/thumbnail/{model:int}/{id:int}", page.thumbnail),
         Route("/{name}", _static),
         Route("/", _static),
     ]
@@ -112,17 +110,17 @@ def _json(content: Any, status: int = 200) -> Response:
 class _Page:
     """The routes' functions."""
 
-    def __init__(self, retriever: Retriever, name: str, max_bytes: int, max_pixels: int) -> None:
-        self.retriever, self.name = retriever, name
+    def __init__(self, retrievers: Mapping[str, Retriever], max_bytes: int, max_pixels: int) -> None:
+        self.names, self.retrievers = list(retrievers), list(retrievers.values())
         self.max_bytes, self.max_pixels = max_bytes, max_pixels
         self._lock = threading.Lock()  # one network pass or search at a time
         self._map_lock = threading.Lock()  # separate: a map takes seconds, and searches continue meanwhile
-        self._points: list[dict[str, Any]] | None = None
+        self._maps: dict[int, list[dict[str, Any]]] = {}
 
     def about(self, request: Request) -> Response:
-        """Model and limits, which the page shows and checks before it sends."""
-        about = {"name": self.name, "images": len(self.retriever)}
-        return _json(about | {"max_bytes": self.max_bytes, "max_k": MAX_NEIGHBOURS})
+        """Models and limits, which the page shows and checks before it sends."""
+        models = [{"name": name, "images": len(each)} for name, each in zip(self.names, self.retrievers, strict=True)]
+        return _json({"models": models, "max_bytes": self.max_bytes, "max_k": MAX_NEIGHBOURS})
 
     async def search_upload(self, request: Request) -> Response:
         """Neighbours of the image file in the request's body.
@@ -148,32 +146,43 @@ class _Page:
     def _search_bytes(self, content: bytes, k: int) -> dict[str, Any]:
         image = open_input(content, max_pixels=self.max_pixels, formats=FORMATS)
         with self._lock:
-            return _describe(self.retriever.search(image, min(k, len(self.retriever)))[0])
+            results = [_describe(each.search(image, min(k, len(each)))[0]) for each in self.retrievers]
+        return {"results": results}
 
     def search_item(self, request: Request) -> Response:
-        """Neighbours of a gallery image."""
-        id_ = request.path_params["id"]
+        """Neighbours of a gallery image, by every model whose gallery has an image of that name."""
         try:
-            k = min(_count(request), len(self.retriever) - 1)
+            retriever, id_ = self._item(request)
+            name, k = retriever.items[id_].name, _count(request)
             with self._lock:
-                hits = self.retriever.search_item(id_, k) if k else []
-            return _json({"name": self.retriever.items[id_].name, **_describe(hits)})
+                results = [_search_name(each, name, k) for each in self.retrievers]
+            return _json({"name": name, "results": results})
         except UsageError as error:
             return _json({"error": str(error)}, 404)
 
     def map(self, request: Request) -> Response:
         """Places in [0, 1] x [0, 1] of at most MAP_IMAGES images, computed once."""
+        model = request.path_params["model"]
+        if model >= len(self.retrievers):
+            return _json({"error": f"there is no model {model}."}, 404)
         with self._map_lock:
-            if self._points is None:
-                self._points = _map(self.retriever)
-            return _json({"points": self._points})
+            if model not in self._maps:
+                self._maps[model] = _map(self.retrievers[model])
+            return _json({"points": self._maps[model]})
 
     def thumbnail(self, request: Request) -> Response:
         """A small JPEG of a gallery image."""
-        id_ = request.path_params["id"]
-        if id_ not in self.retriever.items:
+        try:
+            retriever, id_ = self._item(request)
+        except UsageError:
             return Response(status_code=404, headers=_HEADERS)
-        return Response(self.retriever.thumbnail(id_), headers=_HEADERS, media_type="image/jpeg")
+        return Response(retriever.thumbnail(id_), headers=_HEADERS, media_type="image/jpeg")
+
+    def _item(self, request: Request) -> tuple[Retriever, int]:
+        model, id_ = request.path_params["model"], request.path_params["id"]
+        if model >= len(self.retrievers) or id_ not in self.retrievers[model].items:
+            raise UsageError(f"model {model} has no image {id_}.")
+        return self.retrievers[model], id_
 
 
 def _count(request: Request) -> int:
@@ -182,6 +191,15 @@ def _count(request: Request) -> int:
         raise UsageError(f"k={text[:20]}: expected a whole number.")
     check_int("k", int(text), 1)
     return min(int(text), MAX_NEIGHBOURS)
+
+
+def _search_name(retriever: Retriever, name: str, k: int) -> dict[str, Any]:
+    try:
+        id_ = retriever.id_of(name)
+    except UsageError as error:
+        return _describe([]) | {"error": str(error)}
+    k = min(k, len(retriever) - 1)
+    return _describe(retriever.search_item(id_, k) if k else [])
 
 
 def _describe(hits: Sequence[Hit]) -> dict[str, Any]:
