@@ -153,8 +153,6 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     is_rank = JOB_FILE in os.environ  # of `run_as_ranks`
     if LAUNCHER in os.environ:
         end_with_parent()
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # a log gets plain lines
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra would print errors itself
     register_plugins()
     _quieten()

@@ -68,7 +68,9 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
     paths = list(dict.fromkeys(path for path, *_ in entries))
     with warnings.catch_warnings(), ThreadPoolExecutor(num_workers) as pool:
         warnings.simplefilter("ignore")  # Pillow's warnings about odd files, which are findings here
-        each_read = tqdm(pool.map(_inspect, paths), "checking", len(paths), unit=" images", disable=not progress)
+        each_read = tqdm(
+            pool.map(_inspect, paths), "checking", len(paths), unit=" images", disable=None if progress else True
+        )
         results = dict(zip(paths, each_read, strict=True))
     findings = []
     seen: dict[str, list[tuple[Path, str, str]]] = {}

@@ -182,7 +182,9 @@ def _draw_missing(files: dict[Path, tuple[str, int]], *, seed: int, image_size: 
     for face in FACES:
         _font(face)  # a missing font is reported before anything is written
     try:
-        for path, (character, index) in tqdm(files.items(), desc="drawing glyphs", unit=" images", leave=False):
+        for path, (character, index) in tqdm(
+            files.items(), desc="drawing glyphs", unit=" images", leave=False, disable=None
+        ):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
             image = draw_glyph(character, index, seed=seed, image_size=image_size)

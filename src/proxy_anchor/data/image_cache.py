@@ -83,7 +83,7 @@ def _read(
 ) -> Iterable[list]:
     """Lists of the results of `read` for all images, in order."""
     loader = DataLoader(_Files(table.paths, read), batch_size=batch_size, num_workers=num_workers, collate_fn=list)
-    return tqdm(loader, what, delay=3, leave=False)
+    return tqdm(loader, what, delay=3, leave=False, disable=None)
 
 
 def _kept_size(form: Form, path: Path) -> tuple[int, int]:
