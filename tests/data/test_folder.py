@@ -278,7 +278,7 @@ def test_roles_make_query_and_gallery_over_one_map(images):
         ("path,label", "path,labl", "unknown column 'labl'; known: path, label, split, role. Did you mean 'label'?"),
         ("path,label", "path,label,wieght", "unknown column 'wieght'"),
         ("path,label", "label,split", "column 'path' is missing"),
-        ("path,label", "path,label,Label", "column 'label' stands there twice"),
+        ("path,label", "path,label,Label", "column 'label' appears twice"),
         (",", ";", "separates its columns by ';': save it with commas"),
         ("blue0.jpg,blue", "blue0.jpg,", "line 4: path or label is empty"),
         ("blue1.jpg", "blue0.jpg", "lists 1 images more than once"),
