@@ -166,14 +166,15 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
     failures: list[BaseException] = []
     composed = is_rank
-    place: Path | None = None  # the run folder
+    again = ""  # what continues the run
 
     def job(cfg: DictConfig) -> Any:
-        nonlocal composed, place
+        nonlocal composed, again
         composed = True
         in_sweep = HydraConfig.get().mode != RunMode.RUN
         own_folder = output_folder() != Path.cwd()  # evaluate.py and others run in the working directory
-        place = output_folder() if own_folder else None
+        if own_folder:
+            again = f": the same command with run={cfg.run} continues {output_folder()}"
         marked = own_folder and (in_sweep or SWEEP_JOB in os.environ)
         try:
             return main(cfg)
@@ -184,9 +185,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
                 with suppress(OSError):
                     output_folder().rmdir()  # only succeeds while nothing has been written
             if in_sweep:
-                traceback.clear_frames(
-                    error.__traceback__
-                )  # the sweeper keeps the error, whose frames keep the network
+                # The sweeper keeps the error, whose frames keep the network.
+                traceback.clear_frames(error.__traceback__)
             if in_sweep or not isinstance(error, USER_ERRORS):
                 raise  # the sweeper counts it as failed
             failures.append(error)
@@ -220,7 +220,6 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
                 sys.exit(STOPPED)
             raise
         if not is_rank:  # a rank's launcher prints it
-            again = f": the same command with run={place.name} continues {place}" if place else ""
             print(f"interrupted{again}.", file=sys.stderr)
         sys.exit(130)
     if failures:
