@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from proxy_anchor.errors import UsageError, check_int
 from proxy_anchor.utils import FAILURE_FILE, read_result, selecting_recall
 
 
-class JobLauncher(BasicLauncher):
+class JobLauncher(Launcher):
     """Composes all jobs, so that a misspelt one is refused first; then runs them."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what Hydra gives."""
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs, print a table, and return their outcomes in order."""
@@ -30,8 +35,14 @@ class JobLauncher(BasicLauncher):
         ended: dict[int, JobReturn] = {}
         try:
             if jobs[0].launcher.name == "basic":
-                for number, each in enumerate(job_overrides):
-                    [ended[number]] = super().launch([each], initial_job_idx + number)
+                for number, each in enumerate(jobs):
+                    ended[number] = run_job(
+                        hydra_context=self.hydra_context,
+                        task_function=self.task_function,
+                        config=each,
+                        job_dir_key="hydra.sweep.dir",
+                        job_subdir_key="hydra.sweep.subdir",
+                    )
             else:
                 self._launch_commands(jobs, job_overrides, ended)
         finally:
@@ -39,8 +50,6 @@ class JobLauncher(BasicLauncher):
         return [ended[number] for number in range(len(jobs))]
 
     def _compose(self, overrides: Sequence[str], number: int) -> DictConfig:
-        assert self.hydra_context is not None
-        assert self.config is not None
         cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
         with open_dict(cfg):
             cfg.hydra.job.id = cfg.hydra.job.num = number

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from proxy_anchor.data.table import shorten
 from proxy_anchor.training.distributed import gather_objects, reduce_max, write_before_any_ends
@@ -86,8 +87,8 @@ class Health(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: MetricLearner, *rest: Any) -> None:  # type: ignore[override]
         """Compare the weights with those before the step."""
         if self._before:
-            changes = torch._foreach_sub([each.detach() for each in _trained(pl_module)], self._before)
-            self._ratio = _length(list(changes)) / _length(self._before)
+            changes = [each.detach() - before for each, before in zip(_trained(pl_module), self._before, strict=True)]
+            self._ratio = get_total_norm(changes) / get_total_norm(self._before)
             self._before = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
@@ -164,7 +165,3 @@ class Health(pl.Callback):
 def _trained(pl_module: MetricLearner) -> list[Tensor]:
     """The backbone's tensors that are trained."""
     return [parameter for parameter in pl_module.net.backbone.parameters() if parameter.requires_grad]
-
-
-def _length(tensors: list[Tensor]) -> Tensor:
-    return torch.stack(torch._foreach_norm(tensors)).norm()
