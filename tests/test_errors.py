@@ -1,9 +1,11 @@
 """The checks behind the one-line errors: what passes, what does not, and what is said."""
 
 import math
+import shlex
 
 import pytest
-from commands import compose_train
+from commands import compose_train, run_entry
+from hydra import compose, initialize_config_dir
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import messages, start
@@ -70,3 +72,21 @@ def test_the_trace_of_a_failed_run_is_left_only_where_the_folder_holds_no_other_
     (tmp_path / "result.json").touch()
     entry.mark_failed(tmp_path, UsageError("no room"))
     assert not (tmp_path / "error.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "path", ["/home/é/图", "~/x", "/a'b", '/a"b', "/a&b#c", "/a(b", "/a=b", "/a[b{c", "a,b", "a;b!c", '\\"']
+)
+def test_a_path_that_hydra_refuses_is_shown_as_it_works(path, tmp_path):
+    done = run_entry("train.py", "dataset=folder", f"dataset.root={path}", cwd=tmp_path)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    [works] = shlex.split(line.partition(" write ")[2].removesuffix(" for one with a comma.").removesuffix("."))
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        assert compose("train", ["dataset=folder", works]).dataset.root == path
+
+
+def test_several_values_without_a_sweep_name_the_flag(tmp_path):
+    assert "seed=1,2 has several values: add -m" in run_entry("train.py", "seed=1,2", cwd=tmp_path).stderr
+    jobs = run_entry("train.py", "dataset=folder", "-m", "seed=1,2", "run=x", cwd=tmp_path)
+    assert jobs.stdout.count("dataset.root=FOLDER") == 2

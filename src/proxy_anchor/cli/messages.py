@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ def one_line(error: BaseException) -> str:
         if isinstance(link, MissingMandatoryValue):
             return f"{link.full_key or str(link).split(': ')[-1]} is needed: add it to the command as KEY=VALUE."
         if isinstance(link, OverrideParseException):
-            return f"{link.override}: write key=value; a value that holds = or a comma stands in two kinds of quotes."
+            return f"{link.override} cannot be understood: write {quoted(link.override)}."
         if isinstance(link, InstantiationException):  # its cause has the message
             return str(chain[-1]).strip().splitlines()[0]
         if isinstance(link, OSError) and link.errno in _REPAIRS:
@@ -48,6 +49,11 @@ def one_line(error: BaseException) -> str:
     if match := re.match(r"You must specify '(?P<group>\w+)'", text):  # Hydra's error has no attributes
         known = [line.strip() for line in text.splitlines()[1:] if line.startswith("\t")]
         return f"{match['group']} is needed: add {match['group']}=NAME, one of: {', '.join(known)}."
+    if match := re.match(r"Ambiguous value for argument '(?P<given>.*)'", text):
+        given = match["given"]
+        return (
+            f"{given} has several values: add -m for a sweep over them, or write {quoted(given)} for one with a comma."
+        )
     return " ".join(line.strip() for line in str(error).strip().splitlines()[:2]) or type(error).__name__
 
 
@@ -56,6 +62,15 @@ _NO_ROOM = "make room, and give the same command again"
 _NO_RIGHT = "it may not be used in this way: change its permissions, or start in another folder"
 _REPAIRS = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _NO_ROOM}
 _REPAIRS |= {errno.EACCES: _NO_RIGHT, errno.EPERM: _NO_RIGHT, errno.EROFS: _NO_RIGHT}
+
+
+def quoted(override: str) -> str:
+    """The override as a shell has to pass it: Hydra's grammar takes many characters only in double quotes."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        return "key=value"
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    return shlex.quote(f'{key}="{escaped}"')
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
