@@ -15,6 +15,7 @@ from proxy_anchor.reports.runs import BEFORE
 def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Print and return {metric: value in [0, 1]}."""
     import pytorch_lightning as pl
+    import torch
     from hydra.utils import instantiate
     from torch import nn
 
@@ -23,6 +24,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.retrieval.clustering import nmi
     from proxy_anchor.retrieval.metrics import map_at_r, r_precision
     from proxy_anchor.retrieval.reranking import reranked_metrics
+    from proxy_anchor.training.callbacks.health import COLLAPSED, mean_similarity
     from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
     from proxy_anchor.training.checkpoint import checkpoint_of, load_checkpoint, load_embedding_net
     from proxy_anchor.training.float32 import set_float32_precision
@@ -73,6 +75,12 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     print(f"{saved.path} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")
     # Ranked on the network's device.
     embeddings = [each.to(trainer.strategy.root_device) for each in recall.selected_embeddings]
+    every = torch.cat(embeddings).double()
+    if len(every) > 1 and (similarity := mean_similarity(every.sum(0), len(every))) > COLLAPSED:
+        print(
+            f"warning: the embeddings have collapsed (mean pairwise similarity {similarity:.4f}, of at most 1): "
+            "neighbours follow the order of the images."
+        )
     gallery: dict[str, Any] = {}
     if splits.gallery is not None:
         gallery = {"gallery": embeddings[1], "gallery_labels": splits.gallery.labels}

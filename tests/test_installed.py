@@ -46,7 +46,7 @@ def run(installed: Path, *command: str, cwd: Path) -> subprocess.CompletedProces
 def test_the_command_lists_every_entry(installed: Path, tmp_path: Path) -> None:
     listed = run(installed, "proxy-anchor", cwd=tmp_path).stdout
     assert [line.split()[0] for line in listed.splitlines() if line.startswith("  ")] == COMMANDS
-    assert "  train     Train an embedding network\n" in listed
+    assert "  train     Train an embedding network with its proxies.\n" in listed
     wrong = run(installed, "proxy-anchor", "trian", cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("error: trian is no command; choose one of: app, ")

@@ -77,6 +77,16 @@ def test_evaluate_reproduces_training_to_the_last_digit(trained, tmp_path, which
     assert [path.name for path in tmp_path.iterdir()] == ["numbers.json"]
 
 
+def test_evaluate_warns_of_collapsed_embeddings(trained, tmp_path):
+    folder, _ = trained
+    assert "collapsed" not in run_ok("evaluate.py", f"checkpoint={folder}", cwd=tmp_path)
+    content = torch.load(folder / "best.ckpt", weights_only=True)
+    content["state_dict"]["net.head.weight"].zero_()
+    torch.save(content, tmp_path / "collapsed.ckpt")
+    printed = run_ok("evaluate.py", "checkpoint=collapsed.ckpt", cwd=tmp_path)
+    assert "warning: the embeddings have collapsed (mean pairwise similarity 1.0000, of at most 1)" in printed
+
+
 def test_evaluate_on_another_data_set(trained, tmp_path):
     folder, _ = trained
     pictures = sorted((folder.parent.parent / "data" / "glyphs").rglob("00[0-3].png"))[: 4 * 8]
@@ -194,7 +204,7 @@ def test_colours_and_drop_path_train_and_are_said(tmp_path):
 
 def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
     shown = run_ok("train.py", "--help", cwd=tmp_path)
-    assert shown.startswith("Train an embedding network: `python src/train.py")
+    assert shown.startswith("Train an embedding network with its proxies.\n")
     assert "proxy_lr_mult: 100" in shown
     heavy = "import sys; sys.argv = ['train.py']; import train; print(sorted({'torch', 'timm'} & set(sys.modules)))"
     found = subprocess.run(

@@ -122,6 +122,13 @@ def test_values_out_of_range_are_named(override: str, text: str) -> None:
         check_learning(**configured(override))
 
 
+def test_every_group_has_the_papers_decay_and_adams_default_moments() -> None:
+    net, loss, make = make_net(), ProxyAnchorLoss(3, 8), configured()["optimizer"]
+    groups = make_parameter_groups(net, loss, lr=make.keywords["lr"], proxy_lr_mult=100)
+    for group in make_optimizer(make, groups, fused=False).param_groups:
+        assert (group["weight_decay"], group["betas"], group["eps"]) == (1e-4, (0.9, 0.999), 1e-8), group["name"]
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "RAdam", "Adagrad"])
 def test_any_optimizer_of_torch_takes_the_groups(name: str) -> None:
     net, loss = make_net(), ProxyAnchorLoss(3, 8)

@@ -135,7 +135,7 @@ class Health(pl.Callback):
         if count < 2:
             return
         total = torch.stack([each for each, _ in parts if each is not None]).sum(0)
-        similarity = (float(total.square().sum()) - count) / (count * (count - 1))
+        similarity = mean_similarity(total, count)
         pl_module.log("health/mean_similarity", similarity)
         if similarity > COLLAPSED:
             self._warn(
@@ -160,6 +160,11 @@ class Health(pl.Callback):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(self.folder / REPLAY_FILE, json.dumps(content, indent=2) + "\n")
         write_before_any_ends(trainer)
+
+
+def mean_similarity(total: Tensor, count: int) -> float:
+    """Mean cosine similarity of the pairs of `count` unit-length embeddings, of which `total` (D,) is the sum."""
+    return (float(total.square().sum()) - count) / (count * (count - 1))
 
 
 def _trained(pl_module: MetricLearner) -> list[Tensor]:
