@@ -64,7 +64,9 @@ def run_entry(
     fresh: in a process of its own, which takes seconds longer, without a HYDRA_FULL_ERROR or DEBUG of the user's.
     """
     command = [str(REPOSITORY / "src" / script), *arguments]
-    if not fresh:
+    # Ranks print to the standard output of the process, not to what stands for it here.
+    several = any(each.startswith("trainer.devices=") and each != "trainer.devices=1" for each in arguments)
+    if not (fresh or several):
         return _run_here(command, cwd)
     return subprocess.run(
         [sys.executable, *command],
