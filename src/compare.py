@@ -75,6 +75,7 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
         raise UsageError("validation=folds: a comparison takes whole runs; use validation=classes, or leave it out.")
     if cfg.trainer.devices != 1:
         raise UsageError(f"trainer.devices={cfg.trainer.devices}: a comparison trains on one device; use devices=1.")
+    checks.require_scored(cfg, "a comparison")
     given = {each: each.partition("=")[0].lstrip("+~") for each in HydraConfig.get().overrides.task}
     for key, instead in {"loss": "losses=[...]", "seed": "seeds=[...]"}.items():
         if key in given.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli import checks, config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.reports.runs import BEFORE
+from proxy_anchor.reports.runs import BEFORE, rename_former_keys
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
@@ -25,6 +26,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.retrieval.metrics import map_at_r, r_precision
     from proxy_anchor.retrieval.reranking import reranked_metrics
     from proxy_anchor.training.callbacks.health import COLLAPSED, mean_similarity
+    from proxy_anchor.training.callbacks.progress import LossBar
     from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
     from proxy_anchor.training.checkpoint import checkpoint_of, load_checkpoint, load_embedding_net
     from proxy_anchor.training.float32 import set_float32_precision
@@ -35,7 +37,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
-    config.rename_former_keys(trained)
+    rename_former_keys(trained)
     # Older checkpoints lack this key.
     set_float32_precision(trained.get("float32_precision", BEFORE["float32_precision"]))
     if cfg.dataset.name == "from_checkpoint":
@@ -55,10 +57,12 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     data = ImageDataModule(splits, batch_size=1, **loading, **trained.dataset.images)
     recall = RecallCallback(recall_k if cfg.recall_k is None else cfg.recall_k, engine=cfg.search_engine.name)
     recall.check(splits)
+    bars = [LossBar()] if sys.stderr.isatty() else []
     trainer = pl.Trainer(
         devices=1,
         precision=trained.trainer.precision,
-        callbacks=[recall],
+        callbacks=[recall, *bars],
+        enable_progress_bar=bool(bars),
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,

@@ -115,6 +115,7 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     """One run per fold of the training classes in its own folder; returns their mean."""
     from proxy_anchor.reports.run import fold_summary, format_folds
 
+    checks.require_scored(cfg, "validation=folds")
     if cfg.resume == "never":  # otherwise each fold looks into its own folder
         start.require_new(folder)
     if rank() == 0:

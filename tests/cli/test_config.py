@@ -13,6 +13,7 @@ from omegaconf import open_dict
 
 from proxy_anchor.cli import checks, config, start
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.runs import rename_former_keys
 from proxy_anchor.training import compile
 from proxy_anchor.training.distributed import LeanDDP
 
@@ -116,8 +117,8 @@ def test_a_benchmarks_loader_is_found_under_its_former_name(name: str) -> None:
     function = f"{name}.load_{name}"
     for found in ("proxy_anchor.data.", "proxy_anchor.data.benchmarks."):
         saved = {"dataset": {"load": {"_target_": found + function}}}
-        assert config.rename_former_keys(saved) is None
+        assert rename_former_keys(saved) is None
         assert saved["dataset"]["load"]["_target_"] == "proxy_anchor.data.benchmarks." + function
     own = {"dataset": {"load": {"_target_": "proxy_anchor.data.folder.load_folder"}}}
-    config.rename_former_keys(own)
+    rename_former_keys(own)
     assert own["dataset"]["load"]["_target_"] == "proxy_anchor.data.folder.load_folder"

@@ -15,7 +15,7 @@ from reports.test_paper import write_run
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports import figures
 from proxy_anchor.reports.paper import paper_tables, terminal_text
-from proxy_anchor.reports.runs import read_runs
+from proxy_anchor.reports.runs import read_runs, settings
 from proxy_anchor.reports.tables import write_comparison
 from proxy_anchor.training.module import CHECKPOINT_KEY
 from train import train
@@ -123,3 +123,20 @@ def test_comparisons_of_different_images_are_not_averaged(trained, tmp_path):
     other = z | {"data": {"train": z["data"]["train"], "query": "other images"}}
     with pytest.raises(UsageError, match="of 2 different data sets"):
         write_comparison(tmp_path, {"triplet": [x, other]})
+
+
+def test_a_run_from_before_the_schedulers_were_a_group_is_no_other_run():
+    shared = {"dataset": {"load": {"csv_file": "/a.csv"}}, "recipe": {"lr": 1}}
+    old = {"lr": 1e-4, "schedule": "step", "lr_step_epochs": 5, "lr_gamma": 0.5, "ema_decay": 0.9}
+    mean_of = {"_target_": "torch.optim.swa_utils.get_ema_multi_avg_fn", "decay": 0.9}
+    new = {
+        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-4},
+        "scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5, "gamma": 0.5},
+        "callbacks": {
+            "ema": {"_target_": "pytorch_lightning.callbacks.WeightAveraging", "multi_avg_fn": mean_of},
+            "lr_monitor": {"_target_": "pytorch_lightning.callbacks.LearningRateMonitor"},
+        },
+        "dataset": {"load": {"csv_file": "/elsewhere/a.csv"}},
+    }
+    assert settings({**shared, "optimizer": old}) == settings(new)
+    assert old["schedule"] == "step"  # the caller's own stays

@@ -137,3 +137,7 @@ def test_any_optimizer_of_torch_takes_the_groups(name: str) -> None:
     optimizer = make_optimizer(make, groups, fused=True)
     assert type(optimizer).__name__ == name
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1e-4, 1e-4, 1e-2])
+
+
+def test_an_argument_that_excludes_fused_kernels_is_taken() -> None:
+    check_learning(**configured("+optimizer.foreach=true"))

@@ -10,8 +10,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from proxy_anchor.cli.config import absolute, learning, rename_former_keys
+from proxy_anchor.cli.config import absolute, is_scored, learning
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
+from proxy_anchor.reports.runs import rename_former_keys
 from proxy_anchor.utils import rank
 
 # Values of more than one type; every other value has the type of its default.
@@ -121,8 +122,16 @@ _OWN_TRAINER_KEYS = {
     "callbacks": "add yours with +callbacks.NAME._target_=module.Class",
     "logger": "choose with logger=..., or add yours with +logger.NAME._target_=module.Class",
     "plugins": "leave it out",
+    "enable_checkpointing": "leave it out",
+    "barebones": "leave it out",
     "default_root_dir": "choose the run folder with run=NAME",
 }
+
+
+def require_scored(cfg: DictConfig, what: str) -> None:
+    """Raise UsageError for a debug mode, whose runs have no Recall, where `what` needs it."""
+    if not is_scored(cfg):
+        raise UsageError(f"{what} needs the Recall of all images: a debug mode (debug=...) is for train.py alone.")
 
 
 def check_config(cfg: DictConfig) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from proxy_anchor.errors import USAGE_ERROR, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# In a wheel inside the package, in a checkout next to it.
+# In a wheel inside the package, in a checkout next to it or at the top.
+CONF = str(next(each for each in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") if each.is_dir()))
 COMMANDS = next(each for each in (_PACKAGE / "commands", _PACKAGE.parent) if (each / "train.py").is_file())
 
 

@@ -6,7 +6,6 @@ inside the functions that need them, so that errors come at once.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,29 +38,6 @@ def make_paths_absolute(cfg: DictConfig) -> None:
             if not isinstance(path, str):
                 raise UsageError(f"dataset.{key}={path}: expected a path.")
             cfg.dataset[key] = absolute(path)
-
-
-def rename_former_keys(config: Any) -> str | None:
-    """Rename `data.decode` to `data.crop_on`, and the former modules of the benchmarks.
-
-    config: plain, or Hydra's. Returns a notice where `data.decode` was given. Raises UsageError where both are given.
-    """
-    load = (config.get("dataset") or {}).get("load") or {}
-    if isinstance(target := load.get("_target_"), str):
-        load["_target_"] = re.sub(r"(?<=^proxy_anchor\.data\.)(?=(cub|cars|sop|inshop)\.)", "benchmarks.", target)
-    data = config.get("data") or {}
-    former = data.pop("decode", None) if "decode" in data else None
-    if former is None:
-        return None
-    if data.get("crop_on", "auto") not in ("auto", former):
-        raise UsageError(
-            f"data.decode={former} and data.crop_on={data['crop_on']}: decode is the former name; leave it out."
-        )
-    data["crop_on"] = former
-    return (
-        f"data.decode={former} is now data.crop_on={former}: it says where images are cropped; worker processes decode "
-        "them."
-    )
 
 
 def selecting_set(cfg: DictConfig) -> str:
@@ -157,6 +133,7 @@ def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
     from proxy_anchor.data.bad_images import write_skipped
 
     if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
         searched = {name: list(query.classes) for name, (query, _) in splits.evaluated.items()}
         write_json(folder / CLASSES_FILE, {"train": list(splits.train.classes), **searched})

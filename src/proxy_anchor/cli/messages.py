@@ -8,12 +8,14 @@ import shlex
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverrideParseException
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from proxy_anchor.cli.command import CONF
 from proxy_anchor.errors import UsageError, did_you_mean
 
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
@@ -35,8 +37,8 @@ def one_line(error: BaseException) -> str:
             return " ".join(lines)  # a name may hold line breaks
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and isinstance(link.parent_node, DictConfig):
             return _unknown_key(str(link.full_key), link.parent_node)
-        if isinstance(link, MissingConfigException) and link.options:
-            return _unknown_choice(*str(link.missing_cfg_file).split("/", 1), known=[*link.options])
+        if isinstance(link, MissingConfigException) and "/" in str(link.missing_cfg_file):
+            return _unknown_choice(*str(link.missing_cfg_file).split("/", 1))
         if isinstance(link, MissingMandatoryValue):
             return f"{link.full_key or str(link).split(': ')[-1]} is needed: add it to the command as KEY=VALUE."
         if isinstance(link, OverrideParseException):
@@ -88,7 +90,8 @@ def _unknown_key(key: str, parent: DictConfig) -> str:
     )
 
 
-def _unknown_choice(group: str, name: str = "", *, known: list[str]) -> str:
+def _unknown_choice(group: str, name: str) -> str:
+    known = sorted(file.stem for file in (Path(CONF) / group).glob("*.yaml"))
     if group == "backbone":
         import timm
 
@@ -99,8 +102,9 @@ def _unknown_choice(group: str, name: str = "", *, known: list[str]) -> str:
 
 @contextmanager
 def explained(cfg: DictConfig) -> Iterator[None]:
-    """Raise UsageError, naming keys, for out of memory and for an operation that is not deterministic."""
+    """Raise UsageError, naming keys, for out of memory, a nondeterministic operation, a refusing callback."""
     import torch
+    from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
     try:
         yield
@@ -117,7 +121,11 @@ def explained(cfg: DictConfig) -> Iterator[None]:
             "(data.eval_batch_size if an "
             "evaluation had begun), trainer.precision=bf16-mixed, or data.cache=ram."
         ) from None
+    except MisconfigurationException as error:
+        raise UsageError(" ".join(str(error).split())) from error
     except RuntimeError as error:
+        if str(error).startswith("Early stopping conditioned on metric"):
+            raise UsageError(f"callbacks.early_stopping: {str(error).splitlines()[0]}") from error
         if "does not have a deterministic implementation" not in str(error):
             raise
         operation = str(error).split(" does not")[0]

@@ -11,9 +11,9 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli.checks import check_config
-from proxy_anchor.cli.config import make_paths_absolute, rename_former_keys
+from proxy_anchor.cli.config import make_paths_absolute
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice
-from proxy_anchor.reports.runs import BEFORE
+from proxy_anchor.reports.runs import BEFORE, NO_EFFECT, rename_former_keys
 from proxy_anchor.training.run_lock import take
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, is_distributed, rank, read_result
 
@@ -177,21 +177,6 @@ def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
     return replace(checkpoint, state={})
 
 
-# None of these changes a weight by more than rounding: names and places, what is printed, how images are loaded.
-UNIMPORTANT = (
-    "run",
-    "logger",
-    "launcher",
-    "resume",
-    "trainer.enable_progress_bar",
-    "data.num_workers",
-    "data.cache",
-    "data.cache_dir",
-    "data.eval_batch_size",
-    "compile",
-)
-
-
 PLACES = ("dataset.root", "dataset.csv", "dataset.load.root", "dataset.load.csv_file")
 
 
@@ -214,7 +199,7 @@ def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
         key
         for key in {*one, *other}
         if one.get(key) != other.get(key)
-        and not any(f"{key}.".startswith(f"{each}.") for each in (*UNIMPORTANT, *(PLACES if moved else ())))
+        and not any(f"{key}.".startswith(f"{each}.") for each in (*NO_EFFECT, *(PLACES if moved else ())))
     )
     if different:
         raise FolderTaken(

@@ -148,7 +148,8 @@ def fold_summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Returns:
         {"selected", "best" (the same), "last": {"epoch", "recall": mean over folds, "deviation"}, "folds": results}.
     """
-    epochs = [rows for rows in zip(*(fold["history"] for fold in results), strict=True) if rows[0]["epoch"] > 0]
+    # Early stopping ends folds at different epochs.
+    epochs = [rows for rows in zip(*(fold["history"] for fold in results), strict=False) if rows[0]["epoch"] > 0]
 
     def combine(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = {k: [row["recall"][k] for row in rows] for k in rows[0]["recall"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -35,35 +36,40 @@ _BACKBONES = {
 }
 
 # Settings that do not change what a result means: seed, paths, loading speed, how the run is started, what it logs.
-_UNIMPORTANT = (
-    "seed",
+NO_EFFECT = (  # change no weight by more than rounding
     "run",
     "resume",
     "launcher",
-    "recall_k",
-    "compile",
     "logger",
-    "recipe",
+    "callbacks.lr_monitor",
+    "callbacks.rich_progress_bar",
+    "compile",
     "search_engine",
-    "dataset.root",
-    "dataset.csv",
-    "dataset.load.root",
-    "dataset.load.csv",
-    "dataset.recall_k",
+    "recipe",  # its values stand under other keys
     "backbone.recipe",
     "data.num_workers",
     "data.eval_batch_size",
-    "data.crop_on",
-    "data.decode",  # former name of crop_on
     "data.cache",
     "data.cache_dir",
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    "trainer.log_every_n_steps",
+    "trainer.profiler",
+)
+_UNIMPORTANT = (
+    *NO_EFFECT,
+    "seed",
+    "recall_k",
+    "dataset.root",
+    "dataset.csv",
+    "dataset.load.root",
+    "dataset.load.csv_file",
+    "dataset.recall_k",
+    "data.crop_on",
     "trainer.accelerator",
     "trainer.benchmark",
     "trainer.deterministic",
     "deterministic",
-    "trainer.enable_progress_bar",
-    "trainer.enable_model_summary",
-    "trainer.log_every_n_steps",
 )
 
 # Later settings with the value that they had before they existed: a config without them equals one with these values.
@@ -76,6 +82,46 @@ BEFORE = {
     "backbone.drop_path": 0.0,
     "float32_precision": "tf32",
 }
+
+
+_SCHEDULES: dict[str, dict[str, Any]] = {
+    "step": {"_target_": "torch.optim.lr_scheduler.StepLR"},
+    "cosine": {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": None},
+    "constant": {"_target_": "torch.optim.lr_scheduler.ConstantLR", "factor": 1.0},
+}
+
+
+def rename_former_keys(config: Any) -> str | None:
+    """Rename keys of earlier versions in a config, plain or Hydra's.
+
+    Returns a notice where `data.decode` was given. Raises UsageError where `data.decode` contradicts `data.crop_on`.
+    """
+    load = (config.get("dataset") or {}).get("load") or {}
+    if isinstance(target := load.get("_target_"), str):
+        load["_target_"] = re.sub(r"(?<=^proxy_anchor\.data\.)(?=(cub|cars|sop|inshop)\.)", "benchmarks.", target)
+    optimizer = config.get("optimizer") or {}
+    if "schedule" in optimizer:
+        name, step, gamma, decay = (
+            optimizer.pop(key, None) for key in ("schedule", "lr_step_epochs", "lr_gamma", "ema_decay")
+        )
+        optimizer["_target_"] = "torch.optim.AdamW"
+        config["scheduler"] = _SCHEDULES[name] | ({"step_size": step, "gamma": gamma} if name == "step" else {})
+        mean_of = {"_target_": "torch.optim.swa_utils.get_ema_multi_avg_fn", "decay": decay}
+        ema = {"_target_": "pytorch_lightning.callbacks.WeightAveraging", "multi_avg_fn": mean_of}
+        config["callbacks"] = (config.get("callbacks") or {}) | ({"ema": ema} if decay is not None else {})
+    data = config.get("data") or {}
+    former = data.pop("decode", None) if "decode" in data else None
+    if former is None:
+        return None
+    if data.get("crop_on", "auto") not in ("auto", former):
+        raise UsageError(
+            f"data.decode={former} and data.crop_on={data['crop_on']}: decode is the former name; leave it out."
+        )
+    data["crop_on"] = former
+    return (
+        f"data.decode={former} is now data.crop_on={former}: it says where images are cropped; worker processes decode "
+        "them."
+    )
 
 
 @dataclass(frozen=True)
@@ -245,9 +291,11 @@ def backbone_abbreviation(name: str | None) -> str:
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """{dotted key: value} of the settings that change what a result means."""
+    renamed = deepcopy(dict(config))
+    rename_former_keys(renamed)
     found = BEFORE | {
         key: value
-        for key, value in _flat(config)
+        for key, value in _flat(renamed)
         if not any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
     }
     return {key: _one_form(value) for key, value in found.items()}

@@ -53,19 +53,20 @@ def check_learning(
     check_int("optimizer.warmup_epochs", warmup_epochs, 0)
     name = f"optimizer={optimizer.func.__name__}"
     try:
-        tried = optimizer([nn.Parameter(torch.zeros(1))])
+        groups = [{"name": name, "params": [nn.Parameter(torch.zeros(1))], "lr": 1.0} for name in ("backbone", "head")]
+        tried = make_optimizer(optimizer, groups, fused=True)
         name = f"scheduler={scheduler.func.__name__}"
         entry = make_scheduler(scheduler, tried, total_steps=1)
         if not isinstance(entry["scheduler"], ReduceLROnPlateau):
             with warnings.catch_warnings(action="ignore"):  # no step of the optimizer: it would look for a GPU
                 entry["scheduler"].step()
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise UsageError(f"{name} does not take these arguments: {error}.") from error
 
 
 def make_optimizer(make: partial[Optimizer], groups: list[dict[str, Any]], *, fused: bool) -> Optimizer:
     """The optimizer over these groups, fused where it can be: one kernel instead of a dozen per step."""
-    can_be_fused = "fused" in inspect.signature(make.func).parameters
+    can_be_fused = "fused" in inspect.signature(make.func).parameters and not make.keywords.get("foreach")
     return make(groups, **({"fused": fused} | make.keywords if can_be_fused else {}))
 
 

@@ -92,12 +92,15 @@ class Health(pl.Callback):
             self._before = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """Log and judge the step; at the end, name classes that no batch held."""
+        """Log and judge the step."""
         if self._ratio is not None:
             pl_module.log("health/update_ratio", self._ratio)
             if trainer.current_epoch == pl_module.warmup_epochs:
                 self._judge(float(self._ratio), trainer, pl_module)
-        if self._seen is not None and trainer.current_epoch + 1 == trainer.max_epochs:
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
+        """Name classes that no batch held."""
+        if self._seen is not None and not (trainer.fast_dev_run or trainer.overfit_batches):  # type: ignore[attr-defined]
             never = (~reduce_max(self._seen.int()).bool()).nonzero().flatten().tolist()
             names = pl_module.metadata.get("classes", [])
             if never:
