@@ -43,7 +43,8 @@ def start(*arguments: str, cwd: Path, launcher: list[str] | None = None) -> subp
     launcher: what starts it instead of Python. It has a process group of its own, which its processes share.
     """
     program = cwd / "slowly.py"
-    program.write_text(SLOWLY)
+    if not program.exists():  # another command may be reading it
+        program.write_text(SLOWLY)
     return subprocess.Popen(
         [*(launcher or [sys.executable]), str(program), *arguments],
         cwd=cwd,

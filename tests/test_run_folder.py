@@ -108,8 +108,9 @@ def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, sta
 def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_does_not(
     glyphs, start_and_halt, tmp_path
 ):
-    arguments = [*RUN, glyphs, "trainer.devices=2", "trainer.strategy=ddp"]
-    first = start_and_halt(*arguments, line="epoch 2/5")
+    # Ranks have sessions of their own: they train on while their launcher is halted.
+    arguments = [*RUN, glyphs, "trainer.devices=2", "trainer.strategy=ddp", "trainer.max_epochs=400"]
+    first = start_and_halt(*arguments, line="epoch 2/400")
     refused = run_entry("train.py", *arguments, cwd=tmp_path)
     assert f"in use by process {first.pid} on" in refused.stderr
     # Ranks that torchrun starts are told by the first of them.
