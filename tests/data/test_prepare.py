@@ -327,7 +327,7 @@ def test_the_command(server, cub, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["cub"]
     for wrong, text in {
         "archive=x": "dataset=",
-        "dataset=cub archive=http://h/x?a=b": "two kinds of quotes",
+        "dataset=cub archive=http://h/x?a=b": "write 'archive=\"http://h/x?a=b\"'",
         "dataset=glyphs archive=x": "dataset=glyphs has no archive",
     }.items():
         done = run_entry("prepare.py", *wrong.split(), cwd=tmp_path)
