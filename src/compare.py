@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig
 
 from proxy_anchor.cli import checks, config, messages, start
@@ -73,10 +72,7 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
         check_number("levels", level, 0, maximum=100)
     if cfg.validation.name == "folds":
         raise UsageError("validation=folds: a comparison takes whole runs; use validation=classes, or leave it out.")
-    if cfg.trainer.devices != 1:
-        raise UsageError(f"trainer.devices={cfg.trainer.devices}: a comparison trains on one device; use devices=1.")
-    checks.require_scored(cfg, "a comparison")
-    given = {each: each.partition("=")[0].lstrip("+~") for each in HydraConfig.get().overrides.task}
+    given = checks.overrides_for_runs(cfg, "a comparison")
     for key, instead in {"loss": "losses=[...]", "seed": "seeds=[...]"}.items():
         if key in given.values():
             raise UsageError(f"{key}=...: a comparison takes {instead}.")

@@ -86,10 +86,7 @@ def shared_arguments(cfg: DictConfig, searched: list[str]) -> list[str]:
     check_choice("launcher", cfg.launcher.name, ["basic", "local"])
     if cfg.validation.name == "test":
         raise UsageError("validation=test would choose settings by the test classes: use validation=classes or folds.")
-    if cfg.trainer.devices != 1:
-        raise UsageError(f"trainer.devices={cfg.trainer.devices}: a trial trains on one device; use devices=1.")
-    checks.require_scored(cfg, "a search")
-    given = {each: each.partition("=")[0].lstrip("+~") for each in HydraConfig.get().overrides.task}
+    given = checks.overrides_for_runs(cfg, "a search")
     for each, key in given.items():
         if key in searched:
             raise UsageError(f"{each}: {key} is searched; give it in one place.")

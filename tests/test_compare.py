@@ -117,6 +117,8 @@ BAD = {
     "losses=[proxy_anchor,triplet] data.batch_size=48": "takes 12 classes and there are 8: set data.batch_size=32",
     "++seed=4": "a comparison takes seeds=[...]",
     "seeds=[-1]": "seeds=-1: expected a whole number of at least 0",
+    "trainer.devices=2": "trainer.devices=2: a comparison trains on one device; use devices=1.",
+    "debug=fdr": "a comparison needs the Recall of all images",
     "levels=70": "levels=70: expected a list, for example levels=[60,70]",
     "losses=[proxy_anchor,triplet] loss.alpha=16": "unknown key 'loss.alpha'",
     "validation=folds": "use validation=classes",

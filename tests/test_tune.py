@@ -109,6 +109,7 @@ def test_two_at_once_and_failed_trials(tmp_path):
         ("search={loss.alpha: [16]}", "validation=test"): "would choose settings by the test classes",
         ("search={loss.alpha: [16]}", "trials=0"): "trials=0: expected a whole number",
         ("search={loss.alpha: [16]}", "launcher=slurm"): "choose one of: basic, local",
+        ("search={loss.alpha: [16]}", "trainer.devices=2"): "a search trains on one device",
         ("search={loss.alpha: [-1, 16]}",): "loss.alpha=-1: expected a finite number above 0",
     }.items(),
 )

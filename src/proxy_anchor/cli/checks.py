@@ -134,6 +134,17 @@ def require_scored(cfg: DictConfig, what: str) -> None:
         raise UsageError(f"{what} needs the Recall of all images: a debug mode (debug=...) is for train.py alone.")
 
 
+def overrides_for_runs(cfg: DictConfig, what: str) -> dict[str, str]:
+    """{override: its key} of the command, from which `what` composes its runs.
+
+    Raises UsageError for several devices and for a debug mode.
+    """
+    if cfg.trainer.devices != 1:
+        raise UsageError(f"trainer.devices={cfg.trainer.devices}: {what} trains on one device; use devices=1.")
+    require_scored(cfg, what)
+    return {each: each.partition("=")[0].lstrip("+~") for each in HydraConfig.get().overrides.task}
+
+
 def check_config(cfg: DictConfig) -> None:
     """Raise UsageError for a value of train.yaml that is out of range, before any image or weight is read.
 
