@@ -375,6 +375,26 @@ def reranking() -> Rows:
     ]
 
 
+def retrieval_records(kind: str) -> list[tuple[str, dict[str, Any]]]:
+    """(device, row) of the rows "embedding" or "search" in both records of retrieval.py."""
+    records = {name: json.loads((RECORDS / f"retrieval_{name}.json").read_text("utf-8")) for name in ("h200", "cpu")}
+    return [(name, row) for name, record in records.items() for row in record[kind]]
+
+
+def embedding_folders() -> Rows:
+    """Embedding a folder of images, and the network alone."""
+    return [
+        {
+            "device": device,
+            "precision": {"32": "float32"}.get(row["precision"], row["precision"]),
+            "images/s": f"{row['folder images/s']:,.0f}",
+            "the network alone": f"{row['ceiling images/s']:,.0f}",
+            "share": f"{row['folder / ceiling %'] / 100:.2f}",
+        }
+        for device, row in retrieval_records("embedding")
+    ]
+
+
 def gallery_sizes() -> Rows:
     """Search by size of the gallery, in milliseconds."""
     found = [
@@ -385,8 +405,7 @@ def gallery_sizes() -> Rows:
             "per query of 100": short(row["per query of 100 ms"]),
             "building, s": short(row["build s"]),
         }
-        for device in ("h200", "cpu")
-        for row in json.loads((RECORDS / f"retrieval_{device}.json").read_text(encoding="utf-8"))["search"]
+        for device, row in retrieval_records("search")
         if row["search"].startswith("exact")
     ]
     return sorted(found, key=lambda row: int(row["gallery"].replace(",", "")))
@@ -412,7 +431,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     for each in (
         *(selection, half_cars, half_cars_devices, float32_precision, losses, noise, worst_classes, alpha_delta),
         *(dimensions, batch_sizes, folds, cars_fast, throughput, devices, fast_start, allocator, loss, search),
-        *(reranking, gallery_sizes, loss_complexity),
+        *(reranking, embedding_folders, gallery_sizes, loss_complexity),
     )
 }
 TABLES["first_search"] = partial(recipes, "cars_half_recipe", FIRST_SEARCH)
