@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from proxy_anchor.reports.run import device_name, versions
+from proxy_anchor.reports.run import commit, device_name, versions
 from proxy_anchor.reports.tables import format_table
 
 HERE = Path(__file__).resolve().parent
@@ -134,20 +132,6 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int | No
     function()
     synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def commit() -> str:
-    """The checked-out commit, marked '-dirty' when tracked files differ from it; 'unknown' outside git.
-
-    PROXY_ANCHOR_COMMIT names it for a copy without `.git`.
-    """
-    if given := os.environ.get("PROXY_ANCHOR_COMMIT"):
-        return given
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def where_it_ran(device: torch.device, *packages: str) -> dict[str, Any]:

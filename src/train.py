@@ -104,6 +104,8 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
         "warnings": health.warnings,
         "float32_precision": cfg.float32_precision,
         "data": metadata["data"],
+        "seed": cfg.seed,
+        "config": metadata["config"],
     }
     if trainer.is_global_zero:
         previous_version(folder / LAST).unlink(missing_ok=True)

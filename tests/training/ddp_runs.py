@@ -70,7 +70,7 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
     if run.get("compiled"):
         learner.compiled = net.to(memory_format=torch.channels_last)  # compiling it would change nothing here
         if isinstance(learner.loss, ProxyAnchorLoss):
-            learner._compiled_loss = torch.compile(learner.loss.forward, dynamic=False, backend="aot_eager")
+            learner.compiled_loss = torch.compile(learner.loss.forward, dynamic=False, backend="aot_eager")
     recall = RecallCallback((1, 2, 4), engine="torch")
     trainer = pl.Trainer(
         **{

@@ -57,7 +57,7 @@ def test_training_compiled_equals_training_plain(
     make_trainer(max_epochs=3).fit(plain, make_data())
     compiled = make_learner(warmup_epochs=1)
     start = {name: value.clone() for name, value in compiled.net.state_dict().items()}
-    compiled.compiled, compiled._compiled_loss = CompiledNet(compiled.net), compile_loss(compiled.loss.forward)
+    compiled.compiled, compiled.compiled_loss = CompiledNet(compiled.net), compile_loss(compiled.loss.forward)
     make_trainer(max_epochs=3, callbacks=[startup]).fit(compiled, make_data())
     assert "cosine with the plain float32 network's is 1.0000" in capsys.readouterr().out
     assert startup.seconds["compilation"] > 0

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -38,6 +43,23 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def commit() -> str:
+    """The checked-out commit, marked '-dirty' when tracked files differ from it; 'unknown' outside a checkout.
+
+    PROXY_ANCHOR_COMMIT names it for a copy without `.git`.
+    """
+    if given := os.environ.get("PROXY_ANCHOR_COMMIT"):
+        return given
+    git = partial(subprocess.run, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    try:
+        # An installed package may lie in a folder of another project's checkout.
+        if git(["git", "rev-parse", "--show-prefix"]).stdout.strip() != "src/proxy_anchor/":
+            return "unknown"
+        return git(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def device_name(device: torch.device) -> str:
@@ -108,6 +130,8 @@ def make_result(
         "device": device_name(device),
         "num_devices": trainer.world_size,
         "versions": versions(),
+        "commit": commit(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 
 

@@ -154,9 +154,12 @@ def check_gradients(
     raise UsageError(f"the compiled network's {next(iter(wrong.values()))}. Train with compile=false.")
 
 
-def run_once(net: nn.Module, compiled: Callable[[Tensor], Tensor], images: Tensor, precision: Callable) -> None:
-    """Compile: one forward and backward pass that leaves weights, statistics and random numbers as they were."""
-    _run(net, compiled, images, precision(), cotangent=torch.ones((), device=images.device))
+def run_once(net: nn.Module, step: Callable[[Tensor], Tensor], images: Tensor, precision: Callable) -> None:
+    """Compile `step`: one forward and backward pass that leaves weights, statistics and random numbers as they were.
+
+    step: images to embeddings or to the loss, by the compiled `net`.
+    """
+    _run(net, step, images, precision(), cotangent=torch.ones((), device=images.device))
 
 
 def _run(
@@ -228,10 +231,16 @@ def _distances(want: Tensor, usual: Tensor, found: Tensor) -> str:
     return f"relative distance to plain float32 {compiled:.3g}, that of the plain network in this precision {plain:.3g}"
 
 
-def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
+def _by_module(gradients: dict[str, Tensor]) -> dict[str, list[str]]:
+    """Names of gradients by module; a module of a few numbers, whose distance is chance, counts with its parent."""
     groups: dict[str, list[str]] = {}
-    for name in names:
+    for name in gradients:
         groups.setdefault(name.rpartition(".")[0], []).append(name)
+    for module in sorted(groups, key=lambda each: -each.count(".")):
+        while module and sum(gradients[name].numel() for name in groups[module]) < 64:
+            parent = module.rpartition(".")[0]
+            groups.setdefault(parent, []).extend(groups.pop(module))
+            module = parent
     return groups
 
 

@@ -76,11 +76,11 @@ class MetricLearner(pl.LightningModule):
         if isinstance(loss, MetricLoss):
             loss.check_labels = False  # checked once by the data module; each check waits for the GPU
         self.metadata = metadata or {}
-        self.compiled, self._compiled_loss = None, None
+        self.compiled, self.compiled_loss = None, None
         if compile:
             self.compiled = CompiledNet(net.to(memory_format=torch.channels_last), num_evaluated=num_evaluated)
             if isinstance(loss, ProxyAnchorLoss):  # others look at values on the host
-                self._compiled_loss = compile_loss(loss.forward)
+                self.compiled_loss = compile_loss(loss.forward)
         self._guard, self._loss_finite = FiniteGuard(), torch.tensor(True)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -96,12 +96,15 @@ class MetricLearner(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Images in, embeddings out, loss on the global batch, log."""
         images, labels, _ = batch
-        embeddings, labels = gather_batch(self(images), labels)
-        loss = (self._compiled_loss or self.loss)(embeddings, labels)
+        loss = self.compute_loss(self(images), labels)
         self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
         # Not prog_bar: the trainer would copy it from the GPU, and wait, in every step. See LossBar.
         self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(labels))
         return loss
+
+    def compute_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Loss () of the batches of all processes; embeddings (B, D) and labels (B,) are of this process."""
+        return (self.compiled_loss or self.loss)(*gather_batch(embeddings, labels))
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """Embeddings with their dataset indices and labels; a callback gathers and scores them."""

@@ -40,7 +40,7 @@ class Startup(pl.Callback):
 
 
 def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
-    """Compile the network on the first training batch; check its gradient unless an earlier start did.
+    """Compile network and loss on the first training batch; check the gradient unless an earlier start did.
 
     Returns a description of the result. Raises UsageError where the compiled network is wrong.
     """
@@ -53,8 +53,6 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
     check = recall_check(file)
     # All ranks check or none does: synchronised batch norm computes on all of them.
     if all(each is not None for each in gather_objects(check)):
-        assert check is not None
-        run_once(learner.net, learner.compiled, images, precision)
         when = "checked at an earlier start; its"
     else:
         wrong: UsageError | None = None
@@ -70,6 +68,13 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
             return "not checked: the plain float32 network of this batch does not fit in the GPU's memory"
         remember_check(file, check)
         when = "its"
+    assert check is not None
+
+    def step(images: torch.Tensor) -> torch.Tensor:
+        embeddings = learner(images)
+        return embeddings if learner.compiled_loss is None else learner.compute_loss(embeddings, labels)
+
+    run_once(learner.net, step, images, precision)
     return (
         f"{when} gradient's cosine with the plain float32 network's is {check.compiled:.4f} "
         f"(the plain network's in this precision {check.plain:.4f})"
