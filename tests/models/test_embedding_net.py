@@ -169,6 +169,17 @@ def test_transformers_are_built_for_the_image_size() -> None:
         assert net(pixels(size=size)).shape == (3, 8)
 
 
+def test_a_constructor_that_reads_values_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = timm.create_model
+
+    def reads_values(*args, **kwargs) -> nn.Module:
+        torch.ones(3).nonzero()  # torch has none for a tensor without memory
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(timm, "create_model", reads_values)
+    assert EmbeddingNet("test_resnet", 8, pretrained=False)(torch.rand(2, 3, 64, 64) * 255).shape == (2, 8)
+
+
 def test_an_image_size_that_a_backbone_refuses_is_said() -> None:
     with pytest.raises(UsageError, match="test_vit does not accept 5 x 5 images"):
         make("test_vit", image_size=5)

@@ -175,8 +175,11 @@ def check_drop_path(drop_path: object) -> None:
 
 
 def _without_memory(name: str, **timm_kwargs: Any) -> nn.Module:
-    with torch.device("meta"):
-        return timm.create_model(name, pretrained=False, **timm_kwargs)
+    try:
+        with torch.device("meta"):
+            return timm.create_model(name, pretrained=False, **timm_kwargs)
+    except NotImplementedError:  # a constructor that reads values, as RegNet's in timm 1.0.29
+        return timm.create_model(name, pretrained=False, **timm_kwargs).to("meta")
 
 
 def _require_drop_path(backbone: str, timm_kwargs: dict) -> None:
