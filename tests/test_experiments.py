@@ -98,11 +98,8 @@ def test_expected_numbers_are_the_papers_for_this_very_config(name):
 
 def test_expected_number_of_our_recipe_is_that_of_its_run():
     [expected] = EXPERIMENTS["cars_fast"].expect
-    folder = REPOSITORY / "docs/results/cars_half_fast"
-    runs = [json.loads((folder / f"epochs40_seed{seed}.json").read_text()) for seed in (1, 2, 3, 4)]
-    assert expected.recall == {1: round(25 * sum(run["best"]["recall"]["1"] for run in runs), 1)}
-    seconds = [sum(epoch["train_seconds"] + epoch["eval_seconds"] for epoch in run["history"][1:]) for run in runs]
-    assert EXPERIMENTS["cars_fast"].duration.startswith(f"{sum(seconds) / 4:.1f} s")
+    runs = [json.loads(file.read_text()) for file in (REPOSITORY / "docs/results/cars_half_fast").glob("*.json")]
+    assert expected.recall == {1: round(100 * sum(run["best"]["recall"]["1"] for run in runs) / len(runs), 1)}
     assert EXPERIMENTS["cars_fast"].labels == []
 
 
