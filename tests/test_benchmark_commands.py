@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import TINY_GLYPHS, run_ok
+from commands import TINY_GLYPHS, run_entry, run_ok
 
 
 @pytest.fixture
@@ -68,6 +68,55 @@ def test_throughput_is_a_share_of_the_network_alone(run, tmp_path: Path) -> None
     assert row["loading"] == "cpu/none"
     assert row["train_share"] == pytest.approx(row["train_per_s"] / row["train_ceiling"])
     assert "train_share" in output
+
+
+RELEASED = {  # modules with the names and arguments of the authors' release
+    "losses.py": """
+import torch
+class Proxy_Anchor(torch.nn.Module):
+    def __init__(self, nb_classes, sz_embed, mrg=0.1, alpha=32):
+        super().__init__()
+        self.proxies = torch.nn.Parameter(torch.randn(nb_classes, sz_embed))
+        assert (mrg, alpha) == (0.1, 32)
+    def forward(self, X, T):
+        return torch.nn.functional.cross_entropy(20 * X @ torch.nn.functional.normalize(self.proxies).T, T)
+""",
+    "utils.py": """
+import torch
+def evaluate_cos(model, loader):
+    model.eval()
+    with torch.no_grad():
+        x, t = (torch.cat(each) for each in zip(*((model(images), labels) for images, labels in loader)))
+    assert loader.dataset.nb_classes() == 8 and torch.allclose(x.norm(dim=1), torch.ones(len(x)))
+    near = t[(x @ x.T).topk(33)[1][:, 1:]] == t[:, None]
+    return [near[:, :k].any(1).float().mean().item() for k in (1, 2, 4, 8, 16, 32)]
+""",
+    "dataset/utils.py": """
+from torchvision import transforms
+def make_transform(is_train=True, is_inception=False):
+    assert not is_inception
+    crop = transforms.RandomResizedCrop(32) if is_train else transforms.Resize((32, 32))
+    return transforms.Compose([crop, transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)])
+""",
+    "dataset/__init__.py": "",
+}
+
+
+@pytest.mark.slow
+def test_the_released_code_trains_on_the_same_images(tmp_path: Path) -> None:
+    for name, text in RELEASED.items():
+        file = tmp_path / "checkout" / "code" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    arguments = (*TINY_GLYPHS, "trainer.max_epochs=2", "trainer.accelerator=cpu", f"+output={tmp_path / 'results'}")
+    # A process of its own: the release's modules have names that others have too.
+    done = run_entry("../benchmarks/released_code.py", "checkout", *arguments, cwd=tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr
+    released, here = rows_of(tmp_path, "released_code")
+    assert (released["code"], here["code"]) == ("released code", "here")
+    assert released["network"] == here["network"]
+    assert released["level"] == pytest.approx(min(released["best_recall_at_1"], here["best_recall_at_1"]))
+    assert all(1 <= row["epochs_to_level"] <= 2 and row["images_per_s"] > 0 for row in (released, here))
 
 
 @pytest.mark.slow
