@@ -71,7 +71,7 @@ RECALL_K = {
     "cub": [1, 2, 4, 8, 16, 32],
     "cars": [1, 2, 4, 8, 16, 32],
     "sop": [1, 10, 100, 1000],
-    "inshop": [1, 10, 20, 30, 40],
+    "inshop": [1, 10, 20, 30, 40, 50],
 }
 
 # Images (last two points) and Network (weights). In the order red, green, blue, for pixels in 0-255.
