@@ -1,34 +1,60 @@
-"""The runs behind docs/results.md: `python benchmarks/study.py cars_half dataset.root=DIR --jobs 4`.
+"""The runs behind docs/results.md: `python benchmarks/study.py cars_half dataset.root=DIR --jobs 2`.
 
-Trains every run of a study that has no record yet in docs/results/STUDY/RUN.json, `--jobs` of them in parallel, each
-by `src/train.py` with the overrides of RUN and those of the command line. A record is the run's result.json, without
-the paths of the machine, with the number of parallel jobs; times of runs in parallel are not those of one alone.
-`cub_half*` read the half of CUB-200-2011 as own data: DIR holds classes.txt and images/CLASS/*.jpg.
+Trains every run of a study that has no record yet in docs/results/STUDY/RUN.json: with the code of `src/train.py`, the
+overrides of RUN and those of the command line, in `--jobs` parallel processes, each one run after another. A record is
+the run's result.json, without the paths of the machine, with the number of parallel jobs; times of runs in parallel are
+not those of one alone. `python benchmarks/study.py --list` names the studies and what is missing.
+
+`cub_half*` read the half of CUB-200-2011 as own data: DIR holds classes.txt and images/CLASS/*.jpg. `*_losses` train
+every loss with its best settings of `*_losses_search`, which tries the same number of settings for each on held-out
+training classes (seed 1, evaluated every fifth epoch) and never looks at a test class.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from common import HERE
+from hydra import compose, initialize_config_dir
 
+sys.path.insert(0, str(HERE.parent / "src"))
+
+from proxy_anchor.cli import main as entry
+from proxy_anchor.errors import UsageError
 from proxy_anchor.utils import write_json
+from train import train
 
-REPOSITORY = HERE.parent
+RESULTS = HERE.parent / "docs" / "results"
 Runs = dict[str, list[str]]  # record's name: overrides
 
 LITE0 = ["backbone=efficientnet_lite0", "search_engine=torch", "logger=csv", "trainer.enable_progress_bar=false"]
-CARS = ["dataset=cars", "dataset.allow_partial=true", *LITE0]
-CUB = ["dataset=folder", "recipe=cub", *LITE0]
+SETS = {
+    "cars_half": ["dataset=cars", "dataset.allow_partial=true", *LITE0],
+    "cub_half": ["dataset=folder", "recipe=cub", *LITE0],
+}
 FAST = ["speed=fast", "compile=true"]
+CARS = SETS["cars_half"]
+# Settings that are tried: eight for each loss, its own default among them.
+PROXY_RATES = {"optimizer.lr": ["1e-4", "3e-4"], "optimizer.proxy_lr_mult": ["10", "100"]}
+PAIR_RATES = {"optimizer.lr": ["3e-5", "1e-4", "2e-4", "4e-4"]}
+SEARCHED: dict[str, dict[str, list[str]]] = {
+    "proxy_anchor": {**PROXY_RATES, "loss.alpha": ["16", "32"]},
+    "proxy_nca": {**PROXY_RATES, "loss.scale": ["16", "32"]},
+    "soft_triple": {**PROXY_RATES, "loss.scale": ["10", "20"]},
+    "normalized_softmax": {**PROXY_RATES, "loss.temperature": ["0.05", "0.1"]},
+    "multi_similarity": {**PAIR_RATES, "loss.beta": ["40", "50"]},
+    "triplet": {**PAIR_RATES, "loss.margin": ["0.1", "0.2"]},
+    "n_pair": {**PAIR_RATES, "loss.scale": ["20", "40"]},
+}
 
 
 def by_seed(name: str, seeds: Iterable[int], *overrides: str) -> Runs:
@@ -36,18 +62,87 @@ def by_seed(name: str, seeds: Iterable[int], *overrides: str) -> Runs:
     return {f"{name}seed{seed}": [*overrides, f"seed={seed}"] for seed in seeds}
 
 
-STUDIES: dict[str, Runs] = {
-    "cars_half": {
-        **by_seed("fast_", range(1, 6), *CARS, *FAST),
-        **by_seed("", range(1, 6), *CARS),
-        **by_seed("validation_", range(1, 4), *CARS, *FAST, "validation=classes"),
-    },
-    "cars_half_fast": by_seed("epochs40_", range(1, 6), "experiment=cars_fast", *CARS),
-    "cub_half": {
-        **by_seed("fast_", range(1, 6), *CUB, *FAST),
-        **by_seed("", range(1, 6), *CUB),
-        **by_seed("validation_", range(1, 4), *CUB, *FAST, "validation=classes"),
-    },
+def paths_of_training(images: list[str]) -> Runs:
+    """The paper's recipe in float32 and on the fast path, and selection by held-out classes."""
+    return {
+        **by_seed("fast_", range(1, 6), *images, *FAST),
+        **by_seed("", range(1, 6), *images),
+        **by_seed("validation_", range(1, 4), *images, *FAST, "validation=classes"),
+    }
+
+
+def losses_search(images: list[str]) -> Runs:
+    """All settings of every loss, on held-out training classes."""
+    runs = {}
+    for loss, grid in SEARCHED.items():
+        for number, values in enumerate(itertools.product(*grid.values())):
+            own = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+            held_out = ["validation=classes", "trainer.check_val_every_n_epoch=5"]
+            runs[f"{loss}_{number}"] = [*images, *FAST, f"loss={loss}", *own, *held_out]
+    return runs
+
+
+def best_settings(study: str, loss: str) -> list[str]:
+    """Overrides of the loss's run with the highest Recall@1 on held-out classes. Raises UsageError without all runs."""
+    grid, found = SEARCHED[loss], []
+    for number, values in enumerate(itertools.product(*grid.values())):
+        file = RESULTS / study / f"{loss}_{number}.json"
+        if not file.exists():
+            raise UsageError(f"{study} lacks {file.name}: run `python benchmarks/study.py {study} ...` first.")
+        result = json.loads(file.read_text(encoding="utf-8"))
+        found.append((result["selected"]["validation"]["1"], -number, values))
+    return [f"{key}={value}" for key, value in zip(grid, max(found)[2], strict=True)]
+
+
+def losses(name: str) -> Runs:
+    """Every loss with its best settings, seeds 1 to 5."""
+    runs: Runs = {}
+    for loss in SEARCHED:
+        best = best_settings(f"{name}_losses_search", loss)
+        runs |= by_seed(f"{loss}_", range(1, 6), *SETS[name], *FAST, f"loss={loss}", *best)
+    return runs
+
+
+def with_steps(key: str, values: Iterable[int], *, batch: bool) -> Runs:
+    """By dimension or batch size: the paper's 40 epochs, and for batch sizes also the steps of batch 180."""
+    runs = {f"{key}{value}": [*CARS, *FAST, f"{key}={value}"] for value in values}
+    if batch:
+        for value in values:
+            epochs = max(2, round(40 * (4052 // 180) / (4052 // value)))
+            steps = [f"trainer.max_epochs={epochs}", f"scheduler.step_size={max(1, epochs // 2)}"]
+            runs[f"steps_{key}{value}"] = [*CARS, *FAST, f"{key}={value}", *steps]
+    return {name.replace("data.", "").replace("embedding_", ""): each for name, each in runs.items()}
+
+
+def image_sizes() -> Runs:
+    """`cars_fast` by network and image size; test images are resized to 8/7 of the crop."""
+    runs = {}
+    for network, sizes in {"tf_efficientnet_lite0": (224, 256, 288, 320), "tf_efficientnet_lite2": (224, 260)}.items():
+        for size in sizes:
+            side = [f"dataset.images.crop={size}", f"dataset.images.resize={round(size * 8 / 7)}"]
+            fast = ["experiment=cars_fast", "dataset.allow_partial=true", *LITE0[1:]]
+            runs[f"{network}_{size}"] = [*fast, f"backbone={network}", *side]
+    return runs
+
+
+def label_noise() -> Runs:
+    """Two proxy losses and two of pairs with wrong labels."""
+    runs: Runs = {}
+    for share, loss in itertools.product((0.2, 0.4), ("proxy_anchor", "proxy_nca", "multi_similarity", "triplet")):
+        wrong = f"dataset.label_noise={share}"
+        runs |= by_seed(f"noise{share}_{loss}_", range(1, 6), *CARS, *FAST, f"loss={loss}", wrong)
+    return runs
+
+
+STUDIES = {
+    **{name: lambda name=name: paths_of_training(SETS[name]) for name in SETS},
+    "cars_half_fast": lambda: by_seed("epochs40_", range(1, 6), "experiment=cars_fast", *CARS),
+    **{f"{name}_losses_search": lambda name=name: losses_search(SETS[name]) for name in SETS},
+    **{f"{name}_losses": lambda name=name: losses(name) for name in SETS},
+    "cars_half_dimension": lambda: with_steps("embedding_dim", (32, 64, 128, 256, 512, 1024), batch=False),
+    "cars_half_batch_size": lambda: with_steps("data.batch_size", (30, 60, 90, 120, 150, 180), batch=True),
+    "cars_half_image_size": image_sizes,
+    "cars_half_noise": label_noise,
 }
 
 
@@ -63,7 +158,7 @@ def write_csv(root: Path, file: Path) -> None:
                 table.writerow([image.relative_to(root), name, split])
 
 
-def without_paths(result: dict[str, object], *private: str) -> dict[str, object]:
+def without_paths(result: dict[str, Any], *private: str) -> dict[str, Any]:
     """The result with DIR for the folders of this machine."""
     text = json.dumps(result)
     for path in private:
@@ -71,43 +166,63 @@ def without_paths(result: dict[str, object], *private: str) -> dict[str, object]
     return json.loads(text)
 
 
-def main() -> None:
-    """Train what is missing; print one line per run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("overrides", nargs="*", help="for every run; dataset.root=DIR among them")
-    parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
-    parser.add_argument("--only", default="", help="only runs whose name begins so")
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "docs" / "results", help="folder of the studies")
-    given = parser.parse_intermixed_args()
-    runs = {name: each for name, each in STUDIES[given.study].items() if name.startswith(given.only)}
-    records = {name: given.output / given.study / f"{name}.json" for name in runs}
-    root = next(Path(each.partition("=")[2]).resolve() for each in given.overrides if each.startswith("dataset.root="))
-
+def train_all(runs: Runs, records: Path, root: Path, jobs: int) -> None:
+    """Train one run after another in this process, write the records, print one line each."""
+    entry.register_plugins()
     with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "images.csv"
-        if given.study.startswith("cub_half"):
-            write_csv(root, table)
-            given.overrides.append(f"dataset.csv={table}")
-
-        def run(name: str) -> str:
-            own = [f"run={name}", f"hydra.run.dir={folder}/{name}"]
-            command = [sys.executable, str(REPOSITORY / "src" / "train.py"), *runs[name], *given.overrides, *own]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                return f"{name}: failed: {done.stderr.strip()[-500:]}"
-            result = json.loads(Path(folder, name, "result.json").read_text(encoding="utf-8"))
-            private = (str(root), folder, str(REPOSITORY), str(Path.home()))
-            write_json(records[name], without_paths(result | {"parallel_jobs": given.jobs}, *private))
+        for name, overrides in runs.items():
+            with initialize_config_dir(entry.CONF, version_base="1.3"):
+                cfg = compose("train", [*overrides, f"run={name}"])
+            try:
+                result = train(cfg, Path(folder) / name)
+            except Exception as error:  # the others go on
+                print(f"{name}: failed: {type(error).__name__}: {str(error)[-500:]}", flush=True)
+                continue
+            result["command"] = " ".join(["train.py", *overrides])
+            private = (str(root), folder, str(HERE.parent), str(Path.home()))
+            write_json(records / f"{name}.json", without_paths(result | {"parallel_jobs": jobs}, *private))
             recall = {epoch: 100 * result[epoch]["recall"]["1"] for epoch in ("untrained", "best", "last")}
-            return f"{name}: " + ", ".join(f"{epoch} {value:.1f}" for epoch, value in recall.items())
+            print(f"{name}: " + ", ".join(f"{epoch} {value:.1f}" for epoch, value in recall.items()), flush=True)
+            entry.forget_last_run()
 
-        missing = [name for name in runs if not records[name].exists()]
-        for record in records.values():
-            record.parent.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(given.jobs) as pool:
-            for line in pool.map(run, missing):
-                print(line, flush=True)
+
+def main() -> None:
+    """Train what is missing, in processes of this command that take every jobs-th run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", nargs="?", choices=STUDIES)
+    parser.add_argument("overrides", nargs="*", help="for every run; dataset.root=DIR among them")
+    parser.add_argument("--list", action="store_true", help="the studies, and how many of their runs have a record")
+    parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
+    parser.add_argument("--part", type=int, help="train every jobs-th run from this one on, in this process")
+    parser.add_argument("--only", default="", help="only runs whose name begins so")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the studies")
+    given = parser.parse_intermixed_args()
+    if given.list or given.study is None:
+        for name, make in STUDIES.items():
+            try:
+                runs = make()
+            except UsageError as error:
+                print(f"{name}: {error}")
+                continue
+            done = sum((given.output / name / f"{run}.json").exists() for run in runs)
+            print(f"{name}: {done} of {len(runs)} runs have a record")
+        return
+    if given.part is None and given.jobs > 1:
+        command = [sys.executable, __file__, *sys.argv[1:]]
+        parts = [subprocess.Popen([*command, "--part", str(part)]) for part in range(given.jobs)]
+        raise SystemExit(max(part.wait() for part in parts))
+
+    records = given.output / given.study
+    records.mkdir(parents=True, exist_ok=True)
+    root = next(Path(each.partition("=")[2]).resolve() for each in given.overrides if each.startswith("dataset.root="))
+    with tempfile.TemporaryDirectory() as folder:
+        if given.study.startswith("cub_half"):
+            write_csv(root, Path(folder) / "images.csv")
+            given.overrides.append(f"dataset.csv={folder}/images.csv")
+        runs = STUDIES[given.study]()
+        wanted = [name for name in runs if name.startswith(given.only)][given.part or 0 :: given.jobs]
+        missing = {name: [*runs[name], *given.overrides] for name in wanted if not (records / f"{name}.json").exists()}
+        train_all(missing, records, root, given.jobs)
 
 
 if __name__ == "__main__":

@@ -325,6 +325,13 @@ def test_a_later_start_does_not_repeat_the_check(
     assert said == [(2, False), (0, True)]
 
 
+def test_a_buffer_that_the_forward_pass_replaces_is_no_statistic() -> None:
+    net = small_net("train")
+    net.register_buffer("positions", torch.zeros(1))  # as convit's, by number of patches
+    net.register_forward_pre_hook(lambda module, given: setattr(module, "positions", torch.ones(len(given[0]))))
+    check(net, net)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", [*WITH_PATHS, *WITHOUT_PATHS, *LARGER])
 def test_no_family_is_refused_for_its_rounding(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,8 +195,11 @@ def _run(
             name: torch.zeros_like(p).flatten() if g is None else g.detach().float().flatten().clone()
             for (name, p), g in pairs
         }
-        changes = [(each - value).float().flatten() for each, value in before.items()]
-        return _Pass(embeddings.detach().float().clone(), torch.cat(changes), flat), cotangent
+        statistics = [each for name, each in net.named_buffers() if name.endswith(("running_mean", "running_var"))]
+        changes = [(each - before[each]).float().flatten() for each in statistics]
+        return _Pass(
+            embeddings.detach().float().clone(), torch.cat([embeddings.new_empty(0), *changes]), flat
+        ), cotangent
     finally:
         torch.backends.cudnn.enabled = enabled
         with torch.no_grad():
@@ -237,7 +240,7 @@ def _by_module(gradients: dict[str, Tensor]) -> dict[str, list[str]]:
     for name in gradients:
         groups.setdefault(name.rpartition(".")[0], []).append(name)
     for module in sorted(groups, key=lambda each: -each.count(".")):
-        while module and sum(gradients[name].numel() for name in groups[module]) < 64:
+        while module and module in groups and sum(gradients[name].numel() for name in groups[module]) < 64:
             parent = module.rpartition(".")[0]
             groups.setdefault(parent, []).extend(groups.pop(module))
             module = parent
