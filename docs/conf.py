@@ -14,11 +14,12 @@ from sphinx.application import Sphinx
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GUIDES = ("getting_started", "data", "recipes", "losses", "evaluation", "search", "results", "speed", "scale")
-GUIDES += ("reliability", "extending", "troubleshooting")
+GUIDES += ("reliability", "extending", "troubleshooting", "api")
 NOTEBOOKS = ("quickstart", "your_own_data", "explore_retrieval", "reproduce_the_paper", "loss_anatomy")
 
 project = "proxy_anchor"
-extensions = ["myst_nb"]  # Markdown with MyST, and notebooks with the output that they are kept with
+# Markdown with MyST, notebooks with the output that they are kept with, and docstrings.
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
 include_patterns = ["README.md", "docs/*.md", "notebooks/*.ipynb"]
 exclude_patterns = [".*", "data", "runs", "site", "src", "tests"]
@@ -26,6 +27,9 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"
 html_theme = "furo"
 html_title = "proxy_anchor"
+html_static_path, html_css_files = ["static"], ["site.css"]
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 
 
 def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
