@@ -229,7 +229,7 @@ class Fails(pl.Callback):
             os.kill(os.getpid(), self.number)
 
 
-def test_the_running_mean_the_weights_and_the_random_numbers_go_on(straight, tmp_path):
+def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
     chosen = [
         "callbacks=ema",
         "callbacks.ema.multi_avg_fn.decay=0.9",
