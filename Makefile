@@ -4,7 +4,7 @@ VENV ?= .venv
 EXTRA ?= cpu
 BIN = $(VENV)/bin
 
-.PHONY: help install demo test test-slow fuzz audit docs lint format clean
+.PHONY: help install demo test test-slow test-gpu fuzz audit docs lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -34,6 +34,11 @@ test: $(VENV)/installed-$(EXTRA)-test  ## run the tests (about 6 minutes on 2 co
 
 test-slow: $(VENV)/installed-$(EXTRA)-test  ## run the long tests: kills, signals, several processes, notebooks
 	$(BIN)/python -m pytest -m slow
+
+# Installs nothing and needs no network. Tests whose packages are missing (hydra-core, pytorch-metric-learning) are errors.
+test-gpu:  ## run the tests of NVIDIA GPUs with PYTHON as it is; adds a row to benchmarks/results/test_gpu.jsonl
+	$(PYTHON) -m pytest -m gpu --continue-on-collection-errors --record=benchmarks/results/test_gpu.jsonl \
+		$$(grep -rl 'mark\.gpu' tests --include='test_*.py')
 
 fuzz: $(VENV)/installed-$(EXTRA)-test  ## run each fuzzing test with 10,000 cases (FUZZ_EXAMPLES=N for others)
 	OMP_NUM_THREADS=1 FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-10000} $(BIN)/python -m pytest -n auto tests/test_fuzz.py

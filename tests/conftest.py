@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,32 @@ from proxy_anchor.models.embedding_net import EmbeddingNet
 constants.HF_HUB_OFFLINE = True  # without a network each attempt to fetch weights takes most of a minute
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", type=Path, help="append the outcome of a machine with a GPU to this .jsonl file")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files in tests/ itself run whole commands and take longest: first, or one process runs the last alone."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    for item in items:
+        for marker in item.iter_markers("gpu"):
+            needed, found = marker.args[0] if marker.args else 1, torch.cuda.device_count()
+            if found < needed:
+                item.add_marker(pytest.mark.skip(reason=f"needs {needed} NVIDIA GPU(s), {found} found"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Write where the tests ran and how they ended."""
+    file = config.getoption("record")
+    if file is None or not torch.cuda.is_available():
+        return
+    from proxy_anchor.reports.run import commit, device_name, versions
+
+    row = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
+    row |= {"device": device_name(torch.device("cuda")), "gpus": torch.cuda.device_count(), "versions": versions()}
+    row |= {name: len(terminalreporter.getreports(name)) for name in ("passed", "failed", "error", "skipped")}
+    with file.open("a", encoding="utf-8") as rows:
+        rows.write(json.dumps(row) + "\n")
 
 
 @pytest.fixture(autouse=True)

@@ -204,6 +204,16 @@ def test_devices_auto_on_one_device_may_be_continued(tmp_path):
         starting.ranks_to_start(compose_train(*never), tmp_path)
 
 
+class Draws(pl.Callback):
+    """Keeps a random number of every epoch, as drop path or a random loss would draw it."""
+
+    def __init__(self) -> None:
+        self.drawn: dict[int, float] = {}
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.drawn[trainer.current_epoch] = float(torch.rand(()))
+
+
 class Fails(pl.Callback):
     """Stops training in the third epoch, or sends SIGTERM in the first evaluation."""
 
@@ -227,10 +237,12 @@ def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
         f"dataset.root={straight}/data/glyphs",
     ]
     here, there = (tmp_path / each / "runs/x" for each in ("one", "two"))
-    train(compose_train(*RUN, *chosen), here)
+    whole, resumed = Draws(), Draws()
+    train(compose_train(*RUN, *chosen), here, [whole])
     with pytest.raises(RuntimeError, match="third epoch"):
-        train(compose_train(*RUN, *chosen), there, [Fails()])
-    train(compose_train(*RUN, *chosen), there)
+        train(compose_train(*RUN, *chosen), there, [Draws(), Fails()])
+    train(compose_train(*RUN, *chosen), there, [resumed])
+    assert resumed.drawn == {2: whole.drawn[2]}
     assert_same_end(tmp_path / "one", tmp_path / "two")
     mine, theirs = (torch.load(each / "last.ckpt", weights_only=True)["current_model_state"] for each in (here, there))
     for name, value in mine.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import weakref
 
 import pytest
@@ -65,3 +67,42 @@ def test_an_operation_that_is_not_repeatable_is_named():
         raise RuntimeError("adaptive_max_pool2d_backward_cuda does not have a deterministic implementation, but you")
     with pytest.raises(RuntimeError, match=r"^other"), explained(compose_train()):
         raise RuntimeError("other")
+
+
+class Killed(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def backward_twice() -> None:
+    kept = torch.ones(2, requires_grad=True).exp()
+    kept.sum().backward()
+    kept.sum().backward()
+
+
+def find_no_compiler() -> None:
+    with torch._inductor.config.patch("cpp.cxx", (None, "no-such-compiler")):
+        torch.compile(lambda x: x + 1)(torch.ones(2))
+
+
+KNOWN = {
+    "one image": (lambda: torch.nn.BatchNorm2d(3)(torch.ones(1, 3, 1, 1)), "batch norm .*data.batch_size to 2 or more"),
+    "compiler": (find_no_compiler, "compile=true needs a C.. compiler on a CPU, .*set compile=false"),
+    "worker": (
+        lambda: list(torch.utils.data.DataLoader(Killed(), num_workers=1)),
+        "killed, .*smaller data.num_workers",
+    ),
+    "graph": (backward_twice, "the loss keeps tensors of an earlier step with their graph: detach them"),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_failure_of_torch_that_users_meet_is_one_line_with_the_repair(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    fail, text = KNOWN[name]
+    with pytest.raises(UsageError, match=text) as caught, explained(compose_train()):
+        fail()
+    assert "\n" not in str(caught.value)

@@ -57,6 +57,15 @@ def test_boxes_have_the_distribution_of_the_papers_crop(size):
     )
 
 
+def test_ratios_are_log_uniform_and_places_reach_every_border():
+    # Every drawn box fits, so none is redrawn; Kolmogorov-Smirnov against the exact distribution.
+    top, left, height, width, _ = boxes(RandomCrops(8, (0.05, 0.1)), 1000, 1000, count=20_000).T
+    drawn = np.sort((np.log(width / height) / np.log(4 / 3) + 1) / 2)
+    assert np.abs(drawn - np.arange(20_000) / 20_000).max() < 0.015  # uniform ratios differ by 0.07
+    top, left, height, width, _ = boxes(RandomCrops(8, (0.05, 0.1)), 20, 20).T
+    assert (top.min(), (top + height).max(), left.min(), (left + width).max()) == (0, 20, 0, 20)
+
+
 def test_a_box_follows_from_seed_epoch_and_image_alone():
     crops, rows = RandomCrops(8, seed=3), np.array([7, 2, 9])
     sizes = np.array([50, 60, 70]), np.array([40, 30, 90])

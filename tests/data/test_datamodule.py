@@ -108,3 +108,13 @@ def test_systems_that_do_not_tell_the_cores_of_a_process(folder, monkeypatch, co
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # macOS
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert ImageDataModule(make_splits(folder), **{**SMALL, "num_workers": None}).num_workers == workers
+
+
+@pytest.mark.parametrize("cache", ["auto", "ram", "disk"])
+def test_loaders_without_a_trainer(folder, tmp_path, cache):
+    data = ImageDataModule(make_splits(folder), cache=cache, cache_dir=tmp_path, **SMALL)
+    data.setup("fit")
+    assert data.loading["cache"] == ("none" if cache == "auto" else cache)
+    assert len(indices(data.train_dataloader())) == 8
+    for loaders in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
+        assert indices(loaders[0]) == list(range(NUM_QUERY))

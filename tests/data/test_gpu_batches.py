@@ -22,7 +22,6 @@ from proxy_anchor.data.table import ImageTable, Splits, make_tables
 from proxy_anchor.errors import UsageError
 
 CPU = torch.device("cpu")
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
 def photograph(width: int, height: int, seed: int) -> Image.Image:
@@ -96,7 +95,7 @@ def _windows(images: list[Image.Image], crops: RandomCrops, count: int) -> Tenso
     return torch.from_numpy(np.stack([start, sizes[rows, 1], height, width, mirror], 1))
 
 
-@needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("side", [32, 224])
 def test_the_kernel_equals_torchvision_to_one_level(side: int) -> None:
     images = [photograph(width, height, width) for width, height in [(90, 70), (500, 333), (31, 640), (224, 224)]]
@@ -118,7 +117,7 @@ def reference(table: ImageTable, crops: RandomCrops, order: ShuffledBatches, epo
     return batches(loader, epoch)
 
 
-@pytest.mark.parametrize("where", ["device", "host", pytest.param("GPU", marks=needs_cuda)])
+@pytest.mark.parametrize("where", ["device", "host", pytest.param("GPU", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_training_batches_are_the_workers(
     table: ImageTable, where: str, epoch: int, monkeypatch: pytest.MonkeyPatch
@@ -193,7 +192,7 @@ def test_a_cache_changes_nothing_on_the_cpu(table: ImageTable, tmp_path: Path, c
     assert bool(list((tmp_path / "cache").glob("*.pixels"))) == (cache == "disk")
 
 
-@needs_cuda
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("cache", ["auto", "gpu", "ram", "disk"])
 def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, cache: str) -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from proxy_anchor.data.datamodule import ImageDataModule
-from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
+from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen, uniform
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
@@ -86,6 +87,10 @@ def test_crops_leave_the_random_numbers_of_the_caller_alone(make_data):
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_no_two_images_share_a_random_number():
+    assert len(np.unique(uniform(5, np.arange(1000), 23))) == 23_000
+
+
 # P x K
 
 UNEVEN = [0] * 9 + [1] * 4 + [2] * 3 + [3] + [4] * 7 + [5] * 8 + [6] * 2 + [7] * 10
@@ -124,6 +129,23 @@ def test_pk_is_a_pass_over_the_images_where_classes_are_of_equal_size():
     shares = [share_seen(order, epoch) for epoch in range(10)]
     assert min(shares) > 0.9
     assert share_seen(ShuffledBatches(96, 12), 0) == 1
+
+
+def test_pk_draws_classes_by_the_groups_they_have_left():
+    # 8 groups of class 0 and one of each of 8 others: class 0 is in a first batch of two with 1 - 8/16 * 7/15 = 23/30.
+    order = PKBatches([0] * 32 + [label for label in range(1, 9) for _ in range(4)], 8, 4)
+    drawn = [min(batches[0]) % 64 < 32 or max(batches[0]) % 64 < 32 for batches in passes(order, *range(1000))]
+    assert np.mean(drawn) == pytest.approx(23 / 30, abs=0.05)  # 2/9 if all were as likely
+
+
+def test_pk_takes_the_groups_of_a_class_in_random_order():
+    # Of 10 images in groups of 4 the last group repeats 2 of the first: each group is equally often the one taken last.
+    order, generator, repeats = PKBatches([0] * 10 + [1] * 10, 8, 4), torch.Generator().manual_seed(0), []
+    for _ in range(900):
+        _, *taken = order._cut(torch.arange(10), generator)  # `pop` takes from the end
+        repeats.append(8 - len(torch.cat(taken).unique()))
+    assert set(repeats) == {0, 2}
+    assert np.mean(repeats) == pytest.approx(2 / 3, abs=0.15)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,10 @@ def test_held_out_classes_leave_training_and_keep_their_names_and_images():
     assert set(divided.train.labels.tolist()) == set(range(7))
 
 
-def test_the_seed_decides_which_classes():
-    whole = make_splits(20)
-    chosen = [hold_out_classes(whole, fraction=0.2, seed=seed).validation.classes for seed in (0, 0, 1)]
+@pytest.mark.parametrize("divide", [hold_out_classes, partial(take_fold, fold=1)], ids=["classes", "folds"])
+def test_the_seed_decides_which_classes(divide):
+    parts = [divide(make_splits(20), seed=seed) for seed in (0, 0, 1)]
+    chosen = [each.evaluated["validation"][0].classes for each in parts]
     assert chosen[0] == chosen[1] != chosen[2]
 
 

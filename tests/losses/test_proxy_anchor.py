@@ -7,6 +7,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from pytorch_metric_learning.losses import MultipleLosses
+from pytorch_metric_learning.miners import BatchHardMiner
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -286,3 +288,28 @@ def test_shapes_that_do_not_fit_are_refused(x: tuple, labels: tuple, check: bool
 def test_arguments_out_of_range_are_named(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=name):
         ProxyAnchorLoss(**{"num_classes": 3, "embedding_dim": 4, name: value})
+
+
+def test_functional_gradients_are_those_of_autograd() -> None:
+    x, proxies, labels = random_batch(6, 5)
+    loss = loss_with(proxies)
+    _, grad_x, grad_proxies = value_and_gradients(loss, x, labels)
+
+    def value(parameters: dict[str, Tensor], x: Tensor, labels: Tensor) -> Tensor:
+        return torch.func.functional_call(loss, parameters, (x, labels))
+
+    both = torch.func.grad(value, argnums=(0, 1))({"proxies": proxies}, x, labels)
+    torch.testing.assert_close(both, ({"proxies": grad_proxies}, grad_x))
+    loss.check_labels = False
+    by_image = torch.func.vmap(torch.func.grad(value), (None, 0, 0))({"proxies": proxies}, x[:, None], labels[:, None])
+    expected = [value_and_gradients(loss, x[[row]], labels[[row]])[2] for row in range(6)]
+    torch.testing.assert_close(by_image["proxies"], torch.stack(expected))
+
+
+def test_arguments_of_pytorch_metric_learning_are_none_or_refused() -> None:
+    x, proxies, labels = random_batch(6, 5)
+    loss = loss_with(proxies)
+    assert MultipleLosses([loss, loss])(x, labels) == 2 * loss(x, labels) == 2 * loss(x, labels, None, ref_emb=None)
+    for given, named in (((BatchHardMiner()(x, labels),), {}), ((), {"ref_emb": x, "ref_labels": labels})):
+        with pytest.raises(UsageError, match=r"^ProxyAnchorLoss takes embeddings and labels alone: leave out"):
+            loss(x, labels, *given, **named)

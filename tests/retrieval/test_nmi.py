@@ -83,7 +83,7 @@ def test_degenerate_inputs() -> None:
     assert 0 <= nmi(torch.zeros(60, 4), labels) < 0.6
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 def test_cuda() -> None:
     x, labels = blobs(1e-3, 300, 3)
     got = [nmi(x.cuda(), each, seed=3) for each in (labels, labels, labels.cuda())]

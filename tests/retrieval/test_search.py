@@ -19,11 +19,13 @@ from proxy_anchor.retrieval.search import float32_error, resolve_engine, search
 ENGINES = [
     "torch",
     pytest.param("faiss_cpu", marks=pytest.mark.skipif(not module.has_faiss(), reason="faiss is not installed")),
-    pytest.param("faiss_gpu", marks=pytest.mark.skipif(not module.faiss_gpu_works(), reason="no working faiss GPU")),
+    pytest.param(
+        "faiss_gpu",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not module.faiss_gpu_works(), reason="no working faiss GPU")],
+    ),
 ]
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 needs_faiss = pytest.mark.skipif(not module.has_faiss(), reason="faiss is not installed")
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def rows(count: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
@@ -128,7 +130,7 @@ class TestSearch:
         assert torch.equal(got[0], expected[0])
         assert torch.equal(got[1], expected[1])
 
-    @needs_cuda
+    @pytest.mark.gpu
     @each_engine
     def test_cuda_agrees_with_the_cpu(self, engine: str) -> None:
         x = rows(500, 64)

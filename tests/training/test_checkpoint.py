@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.utils import instantiate
 
+from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
 from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net
+from proxy_anchor.training.module import MetricLearner
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -67,3 +70,46 @@ def test_a_bad_file_is_one_line_that_names_it(trained, problem: str) -> None:
     with pytest.raises(UsageError, match=r"checkpoint=.*last\.ckpt") as caught:
         load_checkpoint(file)
     assert "\n" not in str(caught.value)
+
+
+LOSSES = {
+    "own": {"_target_": "proxy_anchor.losses.proxy_anchor.ProxyAnchorLoss", "alpha": 16.0},
+    "miner": {
+        "_target_": "proxy_anchor.losses.pml.PMLLoss",
+        "loss": {"_target_": "pytorch_metric_learning.losses.MarginLoss", "_partial_": True, "learn_beta": True},
+        "miner": {"_target_": "pytorch_metric_learning.miners.BatchHardMiner"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_learner_comes_back_from_its_file_alone(
+    name: str, make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
+) -> None:
+    loss = instantiate(LOSSES[name], num_classes=3, embedding_dim=8)
+    learner, trainer = make_learner(loss), make_trainer(limit_val_batches=0)
+    learner.metadata["config"]["loss"] = LOSSES[name]
+    trainer.fit(learner, make_data())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    again = MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert again.metadata == learner.metadata
+    state = again.state_dict()
+    assert state.keys() == learner.state_dict().keys()
+    assert all(torch.equal(value, state[key]) for key, value in learner.state_dict().items())
+    embeddings, labels = torch.randn(6, 8), torch.arange(6) % 3
+    assert torch.equal(again.loss(embeddings, labels), learner.loss(embeddings, labels))
+
+
+@pytest.mark.parametrize("target", [None, "os.system", "proxy_anchor.losses.pml.inspect.os.system"])
+def test_a_loss_that_the_file_cannot_be_trusted_to_make_has_to_be_given(
+    target: str | None, make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
+) -> None:
+    learner, trainer = make_learner(), make_trainer(limit_val_batches=0)
+    learner.metadata = {} if target is None else {"config": {"loss": {"_target_": target}}, "classes": ["a"] * 3}
+    trainer.fit(learner, make_data())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    with pytest.raises(UsageError, match=r"last\.ckpt does not say how its loss is made .*: pass loss=\.\.\.$"):
+        MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt")
+    again = MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt", loss=ProxyAnchorLoss(3, 8), warmup_epochs=2)
+    assert torch.equal(again.loss.proxies, learner.loss.proxies)
+    assert again.warmup_epochs == 2

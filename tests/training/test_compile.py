@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from commands import TINY_GLYPHS, run_entry
 from families import LARGER, WITH_PATHS, WITHOUT_PATHS
 
 from proxy_anchor.errors import UsageError
@@ -102,12 +104,33 @@ def test_the_compiled_loss_is_the_plain_one(make_learner: Callable) -> None:
     assert compiler_options() | {"triton.cudagraphs": False} == GIVEN
 
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None,
+    reason="torch.compile needs a C++ compiler on a CPU",
+)
+
+
 @pytest.mark.slow
+@needs_compiler
+def test_the_command_trains_with_generated_code_as_without(tmp_path: Path) -> None:
+    small = [*TINY_GLYPHS, "speed=fast", "backbone=test_resnet", "backbone.pretrained=false", "trainer.accelerator=cpu"]
+    losses = {}
+    for compiled in ("true", "false"):
+        run = [*small, f"compile={compiled}", f"run=compiled_{compiled}"]
+        done = run_entry("train.py", *run, cwd=tmp_path, fresh=True)  # the fixture above changes this process alone
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("compiled network: its gradient's cosine with the plain" in done.stdout) == (compiled == "true")
+        result = json.loads((tmp_path / "runs" / f"compiled_{compiled}" / "result.json").read_text())
+        losses[compiled] = result["last"]["train_loss"]
+    assert list((tmp_path / "cache").rglob("*.cpp"))  # of Inductor
+    assert losses["true"] == pytest.approx(losses["false"], rel=0.02)  # in bfloat16
+
+
+@pytest.mark.slow
+@needs_compiler
 def test_the_loss_that_the_compiler_generates_is_the_plain_one(
     make_learner: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        pytest.skip("torch.compile needs a C++ compiler on a CPU")
     monkeypatch.undo()
     assert_compiled_loss_is_the_plain_one(make_learner)
 

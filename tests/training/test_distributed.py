@@ -79,7 +79,7 @@ def test_each_run_is_another_training(results: tuple[dict, list[dict]], name: st
     assert (part(plain["after"], "backbone") - part(other["after"], "backbone")).abs().max() > 1e-4
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch synchronises batch norm on GPUs only; needs two")
+@pytest.mark.gpu(2)  # torch synchronises batch norm on GPUs only
 def test_batch_norm_that_trains_counts_over_both_gpus(tmp_path: Path) -> None:
     splits = make_splits(tmp_path)
     single = train_synchronised(splits, 1, tmp_path)

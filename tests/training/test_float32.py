@@ -21,8 +21,6 @@ from proxy_anchor.training.float32 import set_float32_precision
 from proxy_anchor.utils import read_result
 from train import train
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
@@ -84,7 +82,7 @@ def note_switches(seen: list):
     return forward
 
 
-@needs_cuda
+@pytest.mark.gpu
 def test_only_tf32_rounds_a_convolution_on_a_gpu() -> None:
     # 1 + 2**-12 needs 12 bits of mantissa; TF32 has 10.
     values = torch.full((1, 16, 32, 32), 1 + 2**-12, device="cuda")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.callbacks.recall import RecallCallback
 from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -157,3 +159,41 @@ def test_nothing_fetches_the_loss_in_every_step(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(Tensor, "item", fetch)
     train(cfg, tmp_path / "run")
     assert waits == []
+
+
+def test_fit_test_and_predict_by_a_trainer_of_ones_own(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    recall, learner = RecallCallback((1, 2), engine="torch"), make_learner()
+    trainer = make_trainer(callbacks=[recall])
+    trainer.fit(learner, make_data())
+    [tested] = trainer.test(learner, make_data(), verbose=False)
+    assert (tested["test/recall_at_1"], tested["test/recall_at_2"]) == (*recall.history[1].recall.values(),)
+    predicted = torch.cat([each["embeddings"] for each in trainer.predict(learner, make_data())])
+    torch.testing.assert_close(predicted, recall.selected_embeddings[0])
+
+
+def test_plain_loaders_of_pairs_train_and_the_callback_says_what_it_needs(
+    make_learner: Callable, make_trainer: Callable
+) -> None:
+    pairs = [(torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8), index % 3) for index in range(6)]
+    loader, learner = torch.utils.data.DataLoader(pairs, batch_size=6), make_learner()
+    before = snapshot(learner)
+    make_trainer().fit(learner, loader)
+    assert "loss.proxies" in moved(before, snapshot(learner))
+    with pytest.raises(UsageError, match=r"^RecallCallback reads the splits of an ImageDataModule: pass one as"):
+        make_trainer(callbacks=[RecallCallback((1,))]).fit(learner, loader, loader)
+
+
+def test_the_trainers_own_sampler_of_several_devices_is_refused_with_the_repair(
+    make_data: Callable, make_trainer: Callable
+) -> None:
+    for use, refusal in (
+        (True, pytest.raises(UsageError, match="pass use_distributed_sampler=False")),
+        (False, nullcontext()),
+    ):
+        data, trainer = make_data(), make_trainer(devices=2, strategy="ddp", use_distributed_sampler=use)
+        data.trainer = trainer
+        trainer.strategy.broadcast = lambda value: value
+        with refusal:
+            data.setup("fit")

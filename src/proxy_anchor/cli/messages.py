@@ -100,6 +100,18 @@ def _unknown_choice(group: str, name: str) -> str:
     return f"{group}={name} is not known; choose one of: {', '.join(known)}.{did_you_mean(name, known)}"
 
 
+_KNOWN = {  # a part of torch's message
+    "Expected more than 1 value per channel when training": "batch norm cannot train on one value per channel: set "
+    "data.batch_size to 2 or more per device, a larger dataset.images.crop, or batch_norm=frozen_statistics.",
+    "No working C++ compiler found": "compile=true needs a C++ compiler on a CPU, and none was found: install g++, or "
+    "set compile=false.",
+    "DataLoader worker (pid": "a worker process that reads images was killed, mostly because memory (or /dev/shm) was "
+    "full: set a smaller data.num_workers; the same command continues the run.",
+    "backward through the graph a second time": "the loss keeps tensors of an earlier step with their graph: detach "
+    "them there, or choose another loss.",
+}
+
+
 @contextmanager
 def explained(cfg: DictConfig) -> Iterator[None]:
     """Raise UsageError, naming keys, for out of memory, a nondeterministic operation, a refusing callback."""
@@ -123,9 +135,12 @@ def explained(cfg: DictConfig) -> Iterator[None]:
         ) from None
     except MisconfigurationException as error:
         raise UsageError(" ".join(str(error).split())) from error
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         if str(error).startswith("Early stopping conditioned on metric"):
             raise UsageError(f"callbacks.early_stopping: {str(error).splitlines()[0]}") from error
+        for sign, repair in _KNOWN.items():
+            if sign in str(error):
+                raise UsageError(repair) from error
         if "does not have a deterministic implementation" not in str(error):
             raise
         operation = str(error).split(" does not")[0]

@@ -165,13 +165,19 @@ class ImageDataModule(pl.LightningDataModule):
         """Choose where images are cropped and stored, and fill the cache, once."""
         if self.loading is not None:
             return
-        assert self.trainer is not None
         start = time.perf_counter()
-        if self.trainer.strategy.broadcast(self.splits.skipped) != self.splits.skipped:
-            raise UsageError(
-                "different images are unreadable on different ranks: check that all ranks see the same files."
-            )
-        self._device = self.trainer.strategy.root_device
+        trainer: Any = self.trainer  # None: on the CPU, alone
+        if trainer is not None:
+            if trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
+                raise UsageError(
+                    "ImageDataModule divides its batches over the devices itself: pass "
+                    "use_distributed_sampler=False to pl.Trainer."
+                )
+            if trainer.strategy.broadcast(self.splits.skipped) != self.splits.skipped:
+                raise UsageError(
+                    "different images are unreadable on different ranks: check that all ranks see the same files."
+                )
+            self._device = trainer.strategy.root_device
         crop_on, cache = self._choose()
         if cache == "gpu":
             self.train_images.decoded = self._on_gpu(self.splits.train, self._form)
@@ -180,8 +186,9 @@ class ImageDataModule(pl.LightningDataModule):
             files = [self._in_file(self.splits.train, self._form, cache)]
             files += [self._in_file(images.table, self.eval_crop, cache) for images in self.eval_images]
             self.train_images.decoded, *self._eval_decoded = [decoded for decoded, _ in files]
-            self.trainer.strategy.barrier()
-            if cache == "ram" and self.trainer.is_global_zero:
+            if trainer is not None:
+                trainer.strategy.barrier()
+            if cache == "ram" and self._place[0] == 0:
                 for _, file in files:
                     file.unlink(missing_ok=True)  # the memory is freed when the last process that maps it ends
         stored = [each for each in (self.train_images.decoded, *self._eval_decoded) if each is not None]
@@ -256,6 +263,8 @@ class ImageDataModule(pl.LightningDataModule):
             return [StoredBatches(kept, each.labels, size, self._device, rows) for kept, each, (rows, size) in stored]
         pairs = zip(self.eval_images, shares, strict=True)
         return [self._loader(images, rows, batch_size=size) for images, (rows, size) in pairs]
+
+    test_dataloader = predict_dataloader = val_dataloader
 
     @property
     def _place(self) -> tuple[int, int]:

@@ -28,7 +28,7 @@ class MetricLoss(nn.Module):
         num_classes: C, the number of training classes.
         embedding_dim: D.
         check_labels: check the range of every batch's labels, which waits for the GPU. A caller that has checked its
-            whole label map turns it off.
+            whole label map turns it off, and one that maps over labels with torch.func.vmap has to.
 
     Parameters and buffers stay float32 (or float64) under every precision. Raises UsageError for arguments out of
     range.
@@ -41,12 +41,25 @@ class MetricLoss(nn.Module):
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
         self.check_labels = check_labels
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: None = None,
+        ref_emb: None = None,
+        ref_labels: None = None,
+    ) -> Tensor:
         """The loss of a batch, with autocast off.
 
-        embeddings: (B, D) float, need not be normalised. labels: (B,) integers in [0, C). Returns a scalar in float32
-        (float64 if embeddings or parameters are). Raises UsageError when shapes do not fit or a label is out of range.
+        embeddings: (B, D) float, need not be normalised. labels: (B,) integers in [0, C). indices_tuple, ref_emb,
+        ref_labels: None; wrappers of pytorch-metric-learning pass them. Returns a scalar in float32 (float64 if
+        embeddings or parameters are). Raises UsageError when shapes do not fit or a label is out of range.
         """
+        if any(each is not None for each in (indices_tuple, ref_emb, ref_labels)):
+            raise UsageError(
+                f"{type(self).__name__} takes embeddings and labels alone: leave out indices_tuple, ref_emb and "
+                "ref_labels. A miner is an argument of PMLLoss (loss=pml)."
+            )
         self._check(embeddings, labels)
         own = next((tensor.dtype for tensor in self.parameters()), torch.float32)
         with torch.autocast(embeddings.device.type, enabled=False):

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.training.module import CHECKPOINT_FORMAT, CHECKPOINT_KEY
+
+CHECKPOINT_KEY = "proxy_anchor"
+CHECKPOINT_FORMAT = 1
+
+# Where the parts of a loss may come from: another name in a checkpoint could run any code.
+_PARTS = re.compile(
+    r"proxy_anchor\.losses\.\w+|pytorch_metric_learning\.(losses|miners|distances|reducers|regularizers)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,3 +86,28 @@ def load_embedding_net(checkpoint: Checkpoint) -> EmbeddingNet:
             f"it: {' '.join(str(error).split())[:300]}"
         ) from error
     return net.eval()
+
+
+def make_loss(checkpoint: Checkpoint) -> nn.Module:
+    """The loss that train.py made for this run, with untrained parameters.
+
+    Raises UsageError where the config names no loss, or one that is neither of this package nor of
+    pytorch-metric-learning.
+    """
+    known = checkpoint.metadata
+    sizes = {"num_classes": len(known["classes"]), "embedding_dim": known["model"]["embedding_dim"]}
+    try:
+        return _make(known["config"]["loss"], **sizes)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{checkpoint.path} does not say how its loss is made ({error}): pass loss=...") from error
+
+
+def _make(value: Any, **more: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    module, _, name = value["_target_"].rpartition(".")
+    if not _PARTS.fullmatch(module):
+        raise KeyError(value["_target_"])
+    arguments = {key: _make(each) for key, each in value.items() if key not in ("_target_", "_partial_")}
+    made = partial(getattr(import_module(module), name), **arguments, **more)
+    return made if value.get("_partial_") else made()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import pytorch_lightning as pl
 import torch
@@ -16,6 +17,13 @@ from proxy_anchor.data.sampling import PKBatches, share_seen
 from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training.checkpoint import (
+    CHECKPOINT_FORMAT,
+    CHECKPOINT_KEY,
+    load_checkpoint,
+    load_embedding_net,
+    make_loss,
+)
 from proxy_anchor.training.compile import CompiledNet, compile_loss
 from proxy_anchor.training.distributed import gather_batch
 from proxy_anchor.training.finite import FiniteGuard
@@ -28,9 +36,6 @@ from proxy_anchor.training.optim import (
     make_parameter_groups,
     make_scheduler,
 )
-
-CHECKPOINT_KEY = "proxy_anchor"
-CHECKPOINT_FORMAT = 1
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -95,7 +100,7 @@ class MetricLearner(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Images in, embeddings out, loss on the global batch, log."""
-        images, labels, _ = batch
+        images, labels, *_ = batch
         loss = self.compute_loss(self(images), labels)
         self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
         # Not prog_bar: the trainer would copy it from the GPU, and wait, in every step. See LossBar.
@@ -110,6 +115,8 @@ class MetricLearner(pl.LightningModule):
         """Embeddings with their dataset indices and labels; a callback gathers and scores them."""
         images, labels, indices = batch
         return {"embeddings": self(images), "labels": labels, "indices": indices}
+
+    test_step = predict_step = validation_step
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the groups backbone, head, proxies; prints their learning rates."""
@@ -163,4 +170,20 @@ class MetricLearner(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         """Add what rebuilds the network, as plain types: torch.load(weights_only=True) reads the file."""
-        checkpoint[CHECKPOINT_KEY] = {"format": CHECKPOINT_FORMAT, "model": self.net.config, **self.metadata}
+        made = {"config": {}, "classes": [], **self.metadata}
+        checkpoint[CHECKPOINT_KEY] = {"format": CHECKPOINT_FORMAT, "model": self.net.config, **made}
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, map_location: Any = None, *, loss: nn.Module | None = None, **arguments: Any
+    ) -> Self:
+        """The learner of a checkpoint, with trained network and loss, on the CPU or `map_location`.
+
+        loss: as it was made for training; None: by the config of train.py, see `make_loss`. arguments: see the class.
+        Raises UsageError for a checkpoint that cannot be read, or whose loss has to be given.
+        """
+        saved = load_checkpoint(checkpoint_path)
+        made = {key: value for key, value in saved.metadata.items() if key not in ("format", "model")}
+        learner = cls(load_embedding_net(saved), loss or make_loss(saved), **{"metadata": made} | arguments)
+        learner.load_state_dict(saved.state)
+        return learner.to(map_location or "cpu")

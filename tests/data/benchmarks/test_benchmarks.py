@@ -130,6 +130,12 @@ def test_inshop_layouts(tmp_path, images, lists):
     assert {read_rgb(path).mode for path in splits.query.paths} == {"RGB"}
 
 
+@pytest.mark.parametrize(("other", "used"), [("img_highres", "img"), ("Img/img_highres", "Img/img")])
+def test_inshop_takes_the_images_of_the_protocol_where_larger_ones_lie_next_to_them(tmp_path, other, used):
+    look.make_inshop(tmp_path, images=other)
+    assert load_inshop(look.make_inshop(tmp_path, images=used)).notice == f"images from {used}/"
+
+
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_difference_says_expected_and_found(name, tmp_path, monkeypatch):
     module, load, make = LOADERS[name]

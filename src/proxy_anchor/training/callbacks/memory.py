@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -24,13 +23,17 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak in bytes: of torch's tensors on a GPU, or of this process in main memory."""
+    """Peak in bytes: of torch's tensors on a GPU, or of this process in main memory (0 on Windows: not known)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
+    if sys.platform == "win32":  # has no module `resource`
+        return 0
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -134,7 +134,12 @@ class RecallCallback(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Check K; count the images of a whole pass and the queries without a positive."""
-        splits: Splits = trainer.datamodule.splits  # type: ignore[attr-defined]
+        splits: Splits | None = getattr(getattr(trainer, "datamodule", None), "splits", None)
+        if splits is None:
+            raise UsageError(
+                "RecallCallback reads the splits of an ImageDataModule: pass one as datamodule=..., or with other "
+                "loaders use proxy_anchor.retrieval.recall_at_k.RecallAtK in a hook of your own."
+            )
         self.check(splits)
         self.metrics = {}
         for name, (query, gallery) in splits.evaluated.items():
@@ -208,6 +213,10 @@ class RecallCallback(pl.Callback):
         pl_module.log("epochs_trained", float(result.epoch))
         if self.selected is result:
             self.selected_embeddings = self.metrics[searched].gathered_embeddings()
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the mean loss, which the trainer has computed only now, and print the epoch."""
