@@ -26,7 +26,7 @@ from torchvision.transforms.v2 import functional as F
 from tqdm import tqdm
 
 from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.images import DecodedImages, open_image, read_rgb
+from proxy_anchor.data.images import DecodedImages, open_image, read_rgb, upright_size
 from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 
@@ -88,7 +88,7 @@ def _read(
 
 def _kept_size(form: Form, path: Path) -> tuple[int, int]:
     with open_image(path) as image:
-        return form.size(image.height, image.width)
+        return form.size(*upright_size(image))
 
 
 def _kept_pixels(form: Form, path: Path) -> np.ndarray:
@@ -203,7 +203,8 @@ def _open(file: Path, num_images: int) -> DecodedImages | None:
 
 def _fingerprints(table: ImageTable, form: Form) -> tuple[str, str]:
     """Hash of paths and form, and hash of sizes and modification times."""
-    paths, content = hashlib.sha256(repr(form).encode()), hashlib.sha256()
+    # Earlier versions kept images without their EXIF orientation.
+    paths, content = hashlib.sha256(repr(form).encode()), hashlib.sha256(b"upright")
     for path in table.paths:
         status = os.stat(path)
         paths.update(os.fsencode(path.resolve()) + b"\0")
