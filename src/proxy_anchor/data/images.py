@@ -65,8 +65,8 @@ def image_suffixes() -> frozenset[str]:
 def images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
     """Image files below a folder, in natural order, and the number of other files by suffix.
 
-    Links to folders are followed, except to a folder that holds the link. Hidden files and leftovers of archive tools are
-    neither.
+    Links to folders are followed, except to a folder that holds the link. Hidden files and leftovers of archive
+    tools are neither.
     """
     found = list(_files_below(folder, ()))
     images = [path for path in found if path.suffix.lower() in image_suffixes()]
