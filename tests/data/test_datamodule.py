@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from proxy_anchor.data import datamodule as module
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
@@ -108,3 +109,12 @@ def test_systems_that_do_not_tell_the_cores_of_a_process(folder, monkeypatch, co
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # macOS
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert ImageDataModule(make_splits(folder), **{**SMALL, "num_workers": None}).num_workers == workers
+
+
+def test_the_room_of_workers_is_looked_at_for_every_loader(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "check_workers", lambda *given: asked.append(given))
+    data = ImageDataModule(make_splits(folder, gallery=True), **SMALL | {"eval_batch_size": 3})
+    data.train_dataloader()
+    data.val_dataloader()
+    assert asked == [(0, 4 * 3 * 8 * 8), (0, 3 * 3 * 8 * 8), (0, 3 * 3 * 8 * 8)]

@@ -178,7 +178,9 @@ def test_a_folder_that_cannot_be_written_is_one_line_with_the_repair(
 
     monkeypatch.setattr(*((Path, "mkdir") if place == "folder" else (os, "open")), refused)
     monkeypatch.setattr(module, "_fingerprints", lambda *arguments: ("a", "b"))
-    with pytest.raises(UsageError, match=rf"{tmp_path} \(Read-only file system\): set data\.cache_dir to a folder"):
+    with pytest.raises(
+        UsageError, match=rf"{tmp_path} \(Read-only file system\): set data\.cache=disk with a data\.cache_dir that"
+    ):
         decode_to_file(table, Shrunk(), tmp_path, 0, name="mine")
 
 

@@ -1,9 +1,13 @@
 """From files to pixels: every mode becomes RGB, every bad file is named, the crops are torchvision's."""
 
 import io
+import resource
+import shutil
 import struct
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +17,16 @@ from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import messages
 from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.images import ImageDataset, images_below, open_image, open_input, read_rgb, to_rgb, upright_size
+from proxy_anchor.data.images import (
+    ImageDataset,
+    check_workers,
+    images_below,
+    open_image,
+    open_input,
+    read_rgb,
+    to_rgb,
+    upright_size,
+)
 from proxy_anchor.data.table import make_tables
 from proxy_anchor.errors import UsageError
 
@@ -259,3 +272,28 @@ def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
     with pytest.raises(UsageError) as caught:
         list(DataLoader(dataset, batch_size=4, num_workers=num_workers))
     assert messages.one_line(caught.value) == str(direct.value)
+
+
+# ---- worker processes
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "free", "limit", "said"),
+    [
+        (0, 0, 0, ""),
+        (2, 5 * 1000, 1024, ""),
+        (
+            2,
+            5 * 1000 - 1,
+            1024,
+            "num_workers=2: the batches of so many processes take 0 MB of .*: set num_workers=1, or",
+        ),
+        (2, 500, 1024, "set num_workers=0, or start the container with --shm-size=8g"),
+        (2, 10**9, 32, "need [0-9]+ open files, of which the system allows 32: set num_workers=0, or `ulimit -n 1024`"),
+    ],
+)
+def test_workers_without_room_are_refused_before_they_start(num_workers, free, limit, said, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    with pytest.raises(UsageError, match=said) if said else nullcontext():
+        check_workers(num_workers, 1000, "num_workers")

@@ -26,11 +26,10 @@ from torchvision.transforms.v2 import functional as F
 from tqdm import tqdm
 
 from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.images import DecodedImages, open_image, read_rgb, upright_size
+from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, check_workers, open_image, read_rgb, upright_size
 from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 
-SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, shared by processes; Linux only
 _IMAGES_PER_TASK = 32  # images that a worker decodes before it returns them
 
 
@@ -82,6 +81,7 @@ def _read(
     table: ImageTable, read: Callable[[Path], Any], num_workers: int, batch_size: int, what: str
 ) -> Iterable[list]:
     """Lists of the results of `read` for all images, in order."""
+    check_workers(num_workers, 0)  # what they read comes through a pipe
     loader = DataLoader(_Files(table.paths, read), batch_size=batch_size, num_workers=num_workers, collate_fn=list)
     return tqdm(loader, what, delay=3, leave=False, disable=None)
 
@@ -164,8 +164,8 @@ def decode_to_file(
                 decoded = _build(target, table, form, num_workers)
     except OSError as error:
         raise UsageError(
-            f"decoded images cannot be kept in {folder} ({error.strerror or error}): set data.cache_dir to a "
-            "folder that is writable and has room, data.cache_side to shrink them, or data.cache=none."
+            f"decoded images cannot be kept in {folder} ({error.strerror or error}): set data.cache=disk "
+            "with a data.cache_dir that is writable and has room, data.cache_side to shrink them, or data.cache=none."
         ) from error
     return decoded, target
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from proxy_anchor.utils import available_cpus
 
 # Pillow's exceptions for damaged or malicious files; damaged headers cause MemoryError and NotImplementedError.
 UNREADABLE = (OSError, SyntaxError, ValueError, MemoryError, NotImplementedError, Image.DecompressionBombError)
+SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, shared by processes; Linux only
+_FILES_PER_WORKER = 16  # pipes, and tensors on their way
 Crops = Callable[[Image.Image, int, int], Tensor]  # (image, epoch, row) -> uint8 (3, crop, crop)
 
 _NOT_DECODED = ("EPS", "MPEG")  # Pillow needs Ghostscript for EPS, and reads no more than the header of a video
@@ -188,6 +191,30 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] | None = None
 def default_num_workers() -> int:
     """Default number of decoding processes: the available CPUs, at most 16."""
     return min(16, available_cpus())
+
+
+def check_workers(num_workers: int, batch_bytes: int, key: str = "data.num_workers") -> None:
+    """Raise UsageError where worker processes lack shared memory or open files, before they start.
+
+    batch_bytes: of one batch of a worker, which keeps two of them ready.
+    """
+    if not num_workers or not SHARED_MEMORY.is_dir():
+        return
+    import resource
+
+    needed, free = (2 * num_workers + 1) * batch_bytes, shutil.disk_usage(SHARED_MEMORY).free
+    if needed > free:
+        raise UsageError(
+            f"{key}={num_workers}: the batches of so many processes take {needed / 1e6:.0f} MB of {SHARED_MEMORY}, "
+            f"which has {free / 1e6:.0f} MB free: set {key}={max(0, free // batch_bytes - 1) // 2}, or start the "
+            "container with --shm-size=8g."
+        )
+    needed = len(os.listdir("/proc/self/fd")) + _FILES_PER_WORKER * num_workers
+    if needed > (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        raise UsageError(
+            f"{key}={num_workers}: so many processes need {needed} open files, of which the system allows {limit}: set "
+            f"{key}=0, or `ulimit -n 1024` before the command."
+        )
 
 
 class ImageDataset(Dataset):
