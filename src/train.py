@@ -103,7 +103,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     if not scored:
         print(f"no {RESULT_FILE}: a run on a part of the images has no Recall.", flush=True)
         return {}
-    result = make_result(recall, data, trainer, startup.seconds, memory) | {
+    result = make_result(recall, data, trainer, startup.seconds, memory, resumed=before is not None) | {
         "warnings": health.warnings,
         "float32_precision": cfg.float32_precision,
         "data": metadata["data"],

@@ -20,6 +20,7 @@ from evaluate import evaluate
 from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import FolderTaken
+from proxy_anchor.reports import run as reports
 from train import train
 
 
@@ -99,7 +100,7 @@ def test_evaluate_on_another_data_set(trained, tmp_path):
     output = run_ok(
         "evaluate.py", f"checkpoint={folder}/best.ckpt", "dataset=folder", "dataset.root=mine", cwd=tmp_path
     )
-    assert "data: mine, 0 train images of 0 classes, 32 query images of 8 classes" in output
+    assert "data: mine, 32 query images of 8 classes\n" in output
     assert "Recall@1" in output
 
 
@@ -145,6 +146,9 @@ BAD_INPUT = {
     "validation=folds validation.num_folds=5": "at least 10",
     "loss.alhpa=16": "unknown key 'loss.alhpa'. Did you mean 'alpha'?",
     "datset=cars": "Did you mean 'dataset'?",
+    "optimzer.lr=1": "unknown key 'optimzer'. Did you mean 'optimizer'?",
+    "root=mine": "unknown key 'root'. Did you mean 'dataset.root'?",
+    "batch_size=9": "Did you mean 'data.batch_size'?",
     "dataset=carz": "Did you mean 'cars'?",
     "backbone=resnet18 batch_norm=train": "backbone.weights=FILE",
     "backbone=resnet18 backbone.pretrained=false batch_norm=frozen": "add batch_norm=train",
@@ -297,6 +301,14 @@ def test_a_few_own_images_train_without_flags_and_a_run_that_trained_nothing_tak
     made = OmegaConf.load(folder / "config.yaml")
     assert (made.data.batch_size, made.data.images_per_class, made.recall_k) == (6, 3, [1, 2, 4])
     assert made.optimizer.lr == 1e-3
+    assert f"  run folder: {folder} (open its index.html)\n  search with it: python src/search.py" in printed
+    assert "last.ckpt holds" not in printed
+    (folder / "result.json").unlink()
+    monkeypatch.setattr(reports, "_LARGE", 1)
+    seconds = train(compose_train(*own), folder)["startup_seconds"]  # continued after its last epoch
+    assert (seconds["first_evaluation"], seconds["compilation"]) == (0, 0)
+    assert seconds["images"] < seconds["total"]
+    assert "  last.ckpt holds the optimizer's state and is needed only to continue" in capsys.readouterr().out
     # The same command knows its run by what was chosen, which data of another machine need not choose again.
     monkeypatch.setattr(settings, "fit_to_images", None)
     assert train(compose_train(*own), folder)["selected"]["recall"].keys() == {"1", "2", "4"}
