@@ -16,9 +16,10 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import messages
-from proxy_anchor.data.augment import CentralCrop
+from proxy_anchor.data.augment import CentralCrop, RandomCrops
 from proxy_anchor.data.images import (
     ImageDataset,
+    InputImages,
     check_workers,
     images_below,
     open_image,
@@ -126,6 +127,20 @@ def test_an_exif_orientation_is_applied_once(orientation, form, tmp_path):
         assert letters == UPRIGHT[orientation]
     with open_image(file) as image:
         assert upright_size(image) == (len(letters), len(letters[0]))
+
+
+@pytest.mark.parametrize("crops", [RandomCrops(16), CentralCrop(16, 20)], ids=["training", "evaluation"])
+def test_a_turned_photograph_is_cropped_as_the_upright_one(crops, tmp_path):
+    upright, exif = noise(60, 40), Image.Exif()
+    exif[0x0112] = 8  # a viewer turns it by 90 degrees counter-clockwise
+    upright.save(tmp_path / "upright.png")
+    upright.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "turned.png", exif=exif)
+    files = [tmp_path / "upright.png", tmp_path / "turned.png"]
+    for epoch in range(3):
+        one, other = (ImageDataset(make_tables([(file, "a")])[0], crops)[epoch][0] for file in files)
+        assert torch.equal(one, other)
+    one, other = (InputImages(files, CentralCrop(16, 20))[row][1] for row in range(2))  # what searches and embeds read
+    assert torch.equal(one, other)
 
 
 def test_damaged_exif_data_leave_an_image_as_it_is_stored(tmp_path):
