@@ -6,6 +6,7 @@ sampler. Each run is one of `train.py`, in runs/NAME/LOSS/seedN.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,17 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
 
 
 def check_data(jobs: dict[str, DictConfig]) -> None:
-    """Raise UsageError for images that cannot fill the batches of one of the losses."""
+    """Raise UsageError for images that cannot fill the batches, or the K of Recall, of one of the losses."""
     from proxy_anchor.data.datamodule import ImageDataModule
+    from proxy_anchor.training.callbacks.recall import RecallCallback
 
     splits = None
     for loss, job in jobs.items():
         splits = splits or config.load_splits(job, training=False)
+        job, recall = deepcopy(job), RecallCallback(job.recall_k)  # the run itself decides again
         try:
+            config.fit_to_images(job, splits, recall)
+            recall.check(splits)
             ImageDataModule(splits, seed=job.seed, **job.data, **job.dataset.images)
         except UsageError as error:
             raise UsageError(f"loss={loss}: {error}") from error

@@ -78,7 +78,9 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     start.check_processes(cfg, trainer)
     reset_peak_memory(trainer.strategy.root_device)
     net = config.make_network(cfg)
-    data = ImageDataModule(config.load_splits(cfg), seed=cfg.seed, **cfg.data, **cfg.dataset.images)
+    splits = config.load_splits(cfg)
+    chosen = config.fit_to_images(cfg, splits, recall, num_ranks=trainer.world_size)
+    data = ImageDataModule(splits, seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
     cfg.compile = config.whether_to_compile(cfg, net, len(data.splits.train), before)
@@ -86,7 +88,8 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     compilation = config.compilation(cfg, data.num_eval_images)
     learner = MetricLearner(net, loss, **config.learning(cfg), metadata=metadata, **compilation)
 
-    print(f"run folder: {folder}", data.describe(), config.describe_training(cfg), sep="\n", flush=True)
+    described = [f"run folder: {folder}", data.describe(), config.describe_training(cfg), chosen]
+    print("\n".join(filter(None, described)), flush=True)
     with messages.explained(cfg), naming_bad_images(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)
@@ -100,7 +103,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     if not scored:
         print(f"no {RESULT_FILE}: a run on a part of the images has no Recall.", flush=True)
         return {}
-    result = make_result(recall, data, trainer, startup.seconds, memory) | {
+    result = make_result(recall, data, trainer, startup.seconds, memory, resumed=before is not None) | {
         "warnings": health.warnings,
         "float32_precision": cfg.float32_precision,
         "data": metadata["data"],

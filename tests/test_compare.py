@@ -14,8 +14,8 @@ import torch
 from commands import TINY_GLYPHS, compose_train, composed, run_entry, run_ok
 from PIL import Image
 
-from compare import compare
-from proxy_anchor.cli import config, messages
+from compare import check_data, compare
+from proxy_anchor.cli import checks, config, messages
 from proxy_anchor.cli import main as entry
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
@@ -204,6 +204,27 @@ def test_a_run_leaves_no_memory_to_the_next(tmp_path, monkeypatch):
     [data] = made
     assert data() is None  # and with it the decoded images, which a GPU has to hold
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def jobs_of(folder, *overrides):
+    cfg = [f"dataset.root={folder}", "trainer.accelerator=cpu", *overrides]
+    jobs = {loss: compose_train(f"loss={loss}", *cfg) for loss in ("proxy_anchor", "triplet")}
+    for job in jobs.values():
+        checks.check_config(job)
+    return jobs
+
+
+def test_a_few_own_images_are_compared_and_what_one_loss_cannot_use_is_refused_first(write_images, tmp_path):
+    write_images(dict.fromkeys("abcd", 3))
+    own = jobs_of(tmp_path / "images", "dataset=folder")
+    check_data(own)
+    assert own["triplet"].data.batch_size is None  # the run itself chooses it
+    with pytest.raises(
+        UsageError, match=r"loss=triplet: data.batch_size=5 is not a multiple of data.images_per_class=4"
+    ):
+        check_data(jobs_of(tmp_path / "images", "dataset=folder", "data.batch_size=5"))
+    with pytest.raises(UsageError, match=r"loss=proxy_anchor: K=65 is larger than the gallery"):
+        check_data(jobs_of(tmp_path / "glyphs", *TINY_GLYPHS, "recall_k=[1,65]"))
 
 
 # Numbers by hand

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
+import pytorch_lightning
 import torch
-from commands import REPOSITORY, TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import REPOSITORY, TINY_FOLDER, TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
@@ -18,6 +19,8 @@ from PIL import Image
 from evaluate import evaluate
 from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
+from proxy_anchor.errors import FolderTaken
+from proxy_anchor.reports import run as reports
 from train import train
 
 
@@ -97,7 +100,7 @@ def test_evaluate_on_another_data_set(trained, tmp_path):
     output = run_ok(
         "evaluate.py", f"checkpoint={folder}/best.ckpt", "dataset=folder", "dataset.root=mine", cwd=tmp_path
     )
-    assert "data: mine, 0 train images of 0 classes, 32 query images of 8 classes" in output
+    assert "data: mine, 32 query images of 8 classes\n" in output
     assert "Recall@1" in output
 
 
@@ -143,6 +146,9 @@ BAD_INPUT = {
     "validation=folds validation.num_folds=5": "at least 10",
     "loss.alhpa=16": "unknown key 'loss.alhpa'. Did you mean 'alpha'?",
     "datset=cars": "Did you mean 'dataset'?",
+    "optimzer.lr=1": "unknown key 'optimzer'. Did you mean 'optimizer'?",
+    "root=mine": "unknown key 'root'. Did you mean 'dataset.root'?",
+    "batch_size=9": "Did you mean 'data.batch_size'?",
     "dataset=carz": "Did you mean 'cars'?",
     "backbone=resnet18 batch_norm=train": "backbone.weights=FILE",
     "backbone=resnet18 backbone.pretrained=false batch_norm=frozen": "add batch_norm=train",
@@ -269,3 +275,43 @@ def test_training_and_evaluation_agree_on_what_is_compiled(tmp_path, monkeypatch
     assert (
         settings.compilation(OmegaConf.create({"trainer": cfg.trainer}), 1)["compile"] is False
     )  # an older checkpoint
+
+
+def test_a_few_own_images_train_without_flags_and_a_run_that_trained_nothing_takes_others(
+    write_images, tmp_path, monkeypatch, capsys
+):
+    write_images(dict.fromkeys("abcd", 3))
+    root = f"dataset.root={tmp_path}/images"
+    tiny = [each for each in TINY_FOLDER if not each.startswith("data.batch_size")]
+    own = [*tiny, root, "loss=triplet", "trainer.max_epochs=2", "optimizer.lr=1e-3"]
+    folder = tmp_path / "x"
+
+    def killed(*given, **named):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pytorch_lightning.Trainer, "fit", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(compose_train(*own, "optimizer.lr=1e-4"), folder)
+    assert OmegaConf.load(folder / "config.yaml").optimizer.lr == 1e-4
+    capsys.readouterr()
+    train(compose_train(*own), folder)
+    printed = capsys.readouterr().out
+    assert "chosen for 6 training images: data.images_per_class=3, data.batch_size=6, recall_k=[1, 2, 4]" in printed
+    made = OmegaConf.load(folder / "config.yaml")
+    assert (made.data.batch_size, made.data.images_per_class, made.recall_k) == (6, 3, [1, 2, 4])
+    assert made.optimizer.lr == 1e-3
+    assert f"  run folder: {folder} (open its index.html)\n  search with it: python src/search.py" in printed
+    assert "last.ckpt holds" not in printed
+    (folder / "result.json").unlink()
+    monkeypatch.setattr(reports, "_LARGE", 1)
+    seconds = train(compose_train(*own), folder)["startup_seconds"]  # continued after its last epoch
+    assert (seconds["first_evaluation"], seconds["compilation"]) == (0, 0)
+    assert seconds["images"] < seconds["total"]
+    assert "  last.ckpt holds the optimizer's state and is needed only to continue" in capsys.readouterr().out
+    # The same command knows its run by what was chosen, which data of another machine need not choose again.
+    monkeypatch.setattr(settings, "fit_to_images", None)
+    assert train(compose_train(*own), folder)["selected"]["recall"].keys() == {"1", "2", "4"}
+    for other in ("data.batch_size=4", "recall_k=[1]", "data.images_per_class=2", "optimizer.lr=1"):
+        with pytest.raises(FolderTaken, match=other.partition("=")[0]):
+            train(compose_train(*own, other), folder)

@@ -38,6 +38,11 @@ def reason_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def counted(number: int, noun: str) -> str:
+    """'1 image', '2 images', '2 classes'."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean X?' with the closest known name, or ''."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -12,9 +12,11 @@ from commands import compose_train
 from omegaconf import open_dict
 
 from proxy_anchor.cli import checks, config, start
+from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.runs import rename_former_keys
 from proxy_anchor.training import compile
+from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.distributed import LeanDDP
 
 COMPILED = ("backbone=test_efficientnet", "backbone.pretrained=false", "compile=true", "data.batch_size=8")
@@ -122,3 +124,38 @@ def test_a_benchmarks_loader_is_found_under_its_former_name(name: str) -> None:
     own = {"dataset": {"load": {"_target_": "proxy_anchor.data.folder.load_folder"}}}
     rename_former_keys(own)
     assert own["dataset"]["load"]["_target_"] == "proxy_anchor.data.folder.load_folder"
+
+
+@pytest.mark.parametrize(
+    ("classes", "images", "k", "on_gpu", "num_ranks", "expected"),
+    [
+        (15, 25, None, False, 1, (32, None)),
+        (15, 25, None, True, 1, (180, None)),
+        (15, 25, None, True, 7, (175, None)),
+        (15, 20, None, True, 1, (150, None)),
+        (2, 3, None, False, 1, (3, None)),
+        (2, 3, 4, False, 1, (6, 3)),
+        (5, 25, 4, False, 1, (20, 4)),
+        (15, 25, 4, True, 3, (60, 4)),
+        (2, 1, 4, False, 1, (4, 2)),  # which the sampler refuses
+    ],
+)
+def test_the_batch_of_own_images_fits_them_and_a_cpu(classes, images, k, on_gpu, num_ranks, expected, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: on_gpu)
+    cfg = compose_train("dataset=folder", f"data.images_per_class={'null' if k is None else k}")
+    own = [(Path(f"{name}/{number}.png"), str(name)) for name in range(classes) for number in range(images)]
+    [table] = make_tables(own)
+    recall = RecallCallback(cfg.recall_k)
+    said = config.fit_to_images(cfg, Splits("own", table, table), recall, num_ranks=num_ranks)
+    assert (cfg.data.batch_size, cfg.data.images_per_class) == expected
+    assert said.startswith(f"chosen for {classes * images} training images: data.")
+    assert f"data.batch_size={expected[0]}" in said
+    fitting = [k for k in (1, 2, 4, 8) if k < classes * images]
+    assert recall.k == cfg.recall_k == fitting
+    assert ("recall_k=" in said) == (len(fitting) < 4)
+    given = compose_train("dataset=folder", "data.batch_size=3", "recall_k=1")
+    assert config.fit_to_images(given, Splits("own", table, table), RecallCallback(1)) == ""
+    assert (given.data.batch_size, given.recall_k) == (3, 1)
+    benchmark = compose_train("dataset=cars", "recall_k=[1,1000]")
+    assert config.fit_to_images(benchmark, Splits("own", table, table), RecallCallback([1, 1000])) == ""
+    assert benchmark.data.batch_size == 180

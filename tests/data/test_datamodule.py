@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from proxy_anchor.data import datamodule as module
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
@@ -118,3 +119,12 @@ def test_loaders_without_a_trainer(folder, tmp_path, cache):
     assert len(indices(data.train_dataloader())) == 8
     for loaders in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
         assert indices(loaders[0]) == list(range(NUM_QUERY))
+
+
+def test_the_room_of_workers_is_looked_at_for_every_loader(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "check_workers", lambda *given: asked.append(given))
+    data = ImageDataModule(make_splits(folder, gallery=True), **SMALL | {"eval_batch_size": 3})
+    data.train_dataloader()
+    data.val_dataloader()
+    assert asked == [(0, 4 * 3 * 8 * 8), (0, 3 * 3 * 8 * 8), (0, 3 * 3 * 8 * 8)]

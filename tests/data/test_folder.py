@@ -106,7 +106,9 @@ def test_what_systems_leave_behind_is_neither_image_nor_class(tmp_path):
     ):
         touch(root / name)
     (root / "a" / "folder.jpg").mkdir()
-    assert all_pairs(load_folder(root), root) == {(f"{name}/0.jpg", name) for name in "abcd"}
+    splits = load_folder(root)
+    assert all_pairs(splits, root) == {(f"{name}/0.jpg", name) for name in "abcd"}
+    assert splits.describe().endswith(" files that Pillow does not read as images are left out: 1 .db, 1 .txt.")
 
 
 @pytest.mark.parametrize("names", [("10", "9", "a b", "c,d"), ("日本", "ß", "²", "😀"), ("01", "1", "001", "2")])
@@ -150,8 +152,10 @@ def test_an_empty_class_is_named(tmp_path, layout):
     for part in ("train", "test") if layout else ("",):
         make_classes(tmp_path / part, *"abcd")
     touch(tmp_path / layout / "nothing here" / "readme.txt")
-    message = refused(tmp_path)
-    assert message.startswith(f"class folder {tmp_path / layout / 'nothing here'} holds no image")
+    assert refused(tmp_path) == (
+        f"class folder {tmp_path / layout / 'nothing here'} holds no image that Pillow reads (1 .txt): add images or "
+        "remove the folder."
+    )
 
 
 def test_a_folder_without_classes_says_what_is_wanted(tmp_path):

@@ -67,6 +67,20 @@ def test_two_processes_decode_a_share_each_and_send_it(
     assert torch.equal(mine, whole.values[start : start + len(mine)])
 
 
+@pytest.mark.parametrize("form", [Shrunk(), Shrunk(8), CentralCrop(8, 10)], ids=repr)
+def test_images_are_cached_upright(form: module.Form, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 30, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a viewer turns it by 90 degrees clockwise
+    Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif)
+    Image.fromarray(np.rot90(pixels, -1)).save(tmp_path / "upright.png")
+    stored, upright = (
+        in_memory(make_tables([(tmp_path / f"{name}.png", "a")])[0], form) for name in ("stored", "upright")
+    )
+    assert torch.equal(stored.sizes, upright.sizes)
+    assert torch.equal(stored.values, upright.values)
+
+
 def test_shrinking_never_enlarges_and_rounds_as_torchvision_does() -> None:
     assert Shrunk(12).size(10, 20) == (10, 20)
     assert Shrunk(8).size(10, 20) == (8, 16)
@@ -164,7 +178,9 @@ def test_a_folder_that_cannot_be_written_is_one_line_with_the_repair(
 
     monkeypatch.setattr(*((Path, "mkdir") if place == "folder" else (os, "open")), refused)
     monkeypatch.setattr(module, "_fingerprints", lambda *arguments: ("a", "b"))
-    with pytest.raises(UsageError, match=rf"{tmp_path} \(Read-only file system\): set data\.cache_dir to a folder"):
+    with pytest.raises(
+        UsageError, match=rf"{tmp_path} \(Read-only file system\): set data\.cache=disk with a data\.cache_dir that"
+    ):
         decode_to_file(table, Shrunk(), tmp_path, 0, name="mine")
 
 

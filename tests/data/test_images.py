@@ -1,9 +1,13 @@
 """From files to pixels: every mode becomes RGB, every bad file is named, the crops are torchvision's."""
 
 import io
+import resource
+import shutil
 import struct
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +16,18 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import messages
-from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.images import ImageDataset, is_image_file, read_rgb, to_rgb
+from proxy_anchor.data.augment import CentralCrop, RandomCrops
+from proxy_anchor.data.images import (
+    ImageDataset,
+    InputImages,
+    check_workers,
+    images_below,
+    open_image,
+    open_input,
+    read_rgb,
+    to_rgb,
+    upright_size,
+)
 from proxy_anchor.data.table import make_tables
 from proxy_anchor.errors import UsageError
 
@@ -88,13 +102,50 @@ def test_an_animation_gives_its_first_frame(tmp_path):
     assert pixel(read_rgb(file)) == RED
 
 
-def test_exif_orientation_is_not_applied(tmp_path):
-    # As in the authors' loader, whose numbers we reproduce: pixels are taken as stored.
-    file = tmp_path / "turned.jpg"
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    noise(12, 5).save(file, exif=exif)
-    assert read_rgb(file).size == (12, 5)
+# EXIF orientation -> where a viewer finds the pixel of the stored image's rows "AB", "CD", "EF".
+UPRIGHT = {
+    1: ["AB", "CD", "EF"],
+    2: ["BA", "DC", "FE"],
+    3: ["FE", "DC", "BA"],
+    4: ["EF", "CD", "AB"],
+    5: ["ACE", "BDF"],
+    6: ["ECA", "FDB"],
+    7: ["FDB", "ECA"],
+    8: ["BDF", "ACE"],
+}
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("form", ["png", "tiff", "webp"])
+def test_an_exif_orientation_is_applied_once(orientation, form, tmp_path):
+    stored = np.array([[[ord(letter) * 3] * 3 for letter in row] for row in UPRIGHT[1]], np.uint8)
+    file, exif = tmp_path / f"turned.{form}", Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(stored).save(file, exif=exif, lossless=True)
+    for image in (read_rgb(file), open_input(read_rgb(file)), open_input(Image.open(file))):
+        letters = ["".join(chr(value // 3) for value in row) for row in np.asarray(image)[:, :, 0].tolist()]
+        assert letters == UPRIGHT[orientation]
+    with open_image(file) as image:
+        assert upright_size(image) == (len(letters), len(letters[0]))
+
+
+@pytest.mark.parametrize("crops", [RandomCrops(16), CentralCrop(16, 20)], ids=["training", "evaluation"])
+def test_a_turned_photograph_is_cropped_as_the_upright_one(crops, tmp_path):
+    upright, exif = noise(60, 40), Image.Exif()
+    exif[0x0112] = 8  # a viewer turns it by 90 degrees counter-clockwise
+    upright.save(tmp_path / "upright.png")
+    upright.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "turned.png", exif=exif)
+    files = [tmp_path / "upright.png", tmp_path / "turned.png"]
+    for epoch in range(3):
+        one, other = (ImageDataset(make_tables([(file, "a")])[0], crops)[epoch][0] for file in files)
+        assert torch.equal(one, other)
+    one, other = (InputImages(files, CentralCrop(16, 20))[row][1] for row in range(2))  # what searches and embeds read
+    assert torch.equal(one, other)
+
+
+def test_damaged_exif_data_leave_an_image_as_it_is_stored(tmp_path):
+    noise(12, 5).save(tmp_path / "x.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert read_rgb(tmp_path / "x.jpg").size == (12, 5)
 
 
 # ---- bad files
@@ -168,10 +219,31 @@ def test_a_bad_file_is_named_in_one_line(kind, tmp_path):
     assert messages.one_line(caught.value) == str(caught.value)
 
 
-def test_images_are_known_by_name():
+def test_images_are_known_by_name(tmp_path):
     good = ["a.jpg", "A.JPEG", "b.PNG", "c.d.webp", "ü ö.tif", "x.bmp", "x.gif", "x.ppm", "x.tiff"]
-    bad = ["._a.jpg", ".hidden.png", ".jpg", "a.txt", "a", "Thumbs.db", ".DS_Store", "a.jpg.part", "a.mat", "jpg"]
-    assert [name for name in good + bad if is_image_file(Path("folder") / name)] == good
+    good += ["y.jfif", "y.jpe", "y.jp2", "y.tga", "y.pgm", "y.mpo"]
+    hidden = ["._a.jpg", ".hidden.png", ".jpg", ".DS_Store"]
+    others = ["a.txt", "a", "a.jpg.part", "b.PART", "a.mat", "jpg", "x.pdf", "x.eps", "x.mpg", "x.wmf", "x.h5"]
+    for name in good + hidden + others:
+        (tmp_path / name).touch()
+    images, counts = images_below(tmp_path)
+    assert sorted(path.name for path in images) == sorted(good)
+    others = {".part": 2, "without suffix": 2} | dict.fromkeys(
+        [".txt", ".mat", ".pdf", ".eps", ".mpg", ".wmf", ".h5"], 1
+    )
+    assert counts == others
+
+
+def test_links_to_folders_are_followed_and_circles_end(tmp_path):
+    for name in ("a/1.png", "b/2.png", "else/3.png"):
+        (tmp_path / "all" / name).parent.mkdir(parents=True)
+        (tmp_path / "all" / name).touch()
+    (tmp_path / "all" / "else").rename(tmp_path / "else")
+    for link, target in {"c": tmp_path / "else", "a/b": "../b", "b/a": "../a", "up": "."}.items():
+        (tmp_path / "all" / link).symlink_to(target)
+    (tmp_path / "all" / "loop").symlink_to("loop")
+    names = [path.relative_to(tmp_path / "all").as_posix() for path in images_below(tmp_path / "all")[0]]
+    assert names == ["a/1.png", "a/b/2.png", "b/2.png", "b/a/1.png", "c/3.png"]
 
 
 # ---- the data set
@@ -215,3 +287,28 @@ def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
     with pytest.raises(UsageError) as caught:
         list(DataLoader(dataset, batch_size=4, num_workers=num_workers))
     assert messages.one_line(caught.value) == str(direct.value)
+
+
+# ---- worker processes
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "free", "limit", "said"),
+    [
+        (0, 0, 0, ""),
+        (2, 5 * 1000, 1024, ""),
+        (
+            2,
+            5 * 1000 - 1,
+            1024,
+            "num_workers=2: the batches of so many processes take 0 MB of .*: set num_workers=1, or",
+        ),
+        (2, 500, 1024, "set num_workers=0, or start the container with --shm-size=8g"),
+        (2, 10**9, 32, "need [0-9]+ open files, of which the system allows 32: set num_workers=0, or `ulimit -n 1024`"),
+    ],
+)
+def test_workers_without_room_are_refused_before_they_start(num_workers, free, limit, said, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    with pytest.raises(UsageError, match=said) if said else nullcontext():
+        check_workers(num_workers, 1000, "num_workers")

@@ -66,16 +66,20 @@ def test_a_decompression_bomb_is_refused_by_its_header() -> None:
         open_input(png_header(60_000, 60_000))
 
 
-def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path) -> None:
+def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for name in ("10.png", "2.png", "sub/1.JPG", ".hidden.png", "__MACOSX/3.png", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     os.mkfifo(tmp_path / "pipe.png")  # reading it would wait for ever
     assert [path.relative_to(tmp_path).as_posix() for path in find_images(tmp_path)] == ["2.png", "10.png", "sub/1.JPG"]
+    assert capsys.readouterr().out == f"{tmp_path}: no images, and left out: 1 .txt\n"
     with pytest.raises(UsageError, match="no such folder"):
         find_images(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="holds no image"):
+    (tmp_path / "empty" / "phone.heic").touch()
+    with pytest.raises(
+        UsageError, match=r"holds no image file \(no images, and left out: 1 \.heic\): there is nothing"
+    ):
         find_images(tmp_path / "empty")
 
 

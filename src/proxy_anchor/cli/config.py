@@ -6,6 +6,7 @@ inside the functions that need them, so that errors come at once.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
     from proxy_anchor.data.table import Splits
     from proxy_anchor.models.embedding_net import EmbeddingNet
+    from proxy_anchor.training.callbacks.recall import RecallCallback
     from proxy_anchor.training.checkpoint import Checkpoint
 
+_CPU_BATCH = 32  # images; at 224 pixels EfficientNet-Lite0 takes 4.3 GiB for them, and 20 GiB for 180
 GROUP_KEYS = ("proxy_lr_mult", "warmup_epochs")  # keys of `optimizer` that are not arguments of torch's class
 
 
@@ -68,6 +71,37 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
         splits = drop_bad_images(splits, progress=cfg.trainer.enable_progress_bar)
     # After the hold-out: held-out images keep their labels. A checkpoint may be older than these keys.
     return mislabel(splits, share=cfg.dataset.get("label_noise", 0.0), seed=cfg.dataset.get("label_noise_seed", 0))
+
+
+def fit_to_images(cfg: DictConfig, splits: Splits, recall: RecallCallback, *, num_ranks: int = 1) -> str:
+    """Fit batch, images per class and K of Recall to the user's own images.
+
+    Changes `cfg` and `recall` where dataset=folder leaves the batch size open, or a K is larger than the gallery.
+    Returns one line on it, or "".
+    """
+    if cfg.dataset.name != "folder":
+        return ""
+    import torch
+
+    chosen = []
+    train, data = splits.train, cfg.data
+    if data.batch_size is None:
+        least, most = 1, [cfg.backbone.recipe.batch_size, len(train) // 2]
+        if cfg.trainer.accelerator == "cpu" or not torch.accelerator.is_available():
+            most.append(_CPU_BATCH)
+        if data.images_per_class is not None:
+            k = data.images_per_class = min(data.images_per_class, max(2, len(train) // max(1, train.num_classes)))
+            least, num_ranks = 2 * k, math.lcm(k, num_ranks)
+            most.append(k * train.num_classes)
+            chosen.append(f"data.images_per_class={k}")
+        data.batch_size = max(min(most) // num_ranks, -(-least // num_ranks)) * num_ranks
+        chosen.append(f"data.batch_size={data.batch_size}")
+    available = min(len(query) - 1 if gallery is None else len(gallery) for query, gallery in splits.evaluated.values())
+    if recall.k[0] <= available < recall.k[-1]:
+        recall.k = [k for k in recall.k if k <= available]
+        cfg.recall_k = recall.k
+        chosen.append(f"recall_k={recall.k}")
+    return f"chosen for {len(train):,} training images: {', '.join(chosen)}" if chosen else ""
 
 
 def describe_training(cfg: DictConfig) -> str:

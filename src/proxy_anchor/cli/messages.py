@@ -85,9 +85,10 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def _unknown_key(key: str, parent: DictConfig) -> str:
     place, _, name = key.rpartition(".")
     known = sorted(map(str, parent))
-    return (
-        f"unknown key {key!r}.{did_you_mean(name, known)} Known{f' in {place}' if place else ''}: {', '.join(known)}."
-    )
+    groups = {group: parent._get_node(group) for group in known}
+    inside = [f"{group}.{name}" for group, node in groups.items() if isinstance(node, DictConfig) and name in node]
+    hint = f" Did you mean {' or '.join(map(repr, inside))}?" if inside else did_you_mean(name, known)
+    return f"unknown key {key!r}.{hint} Known{f' in {place}' if place else ''}: {', '.join(known)}."
 
 
 def _unknown_choice(group: str, name: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from proxy_anchor.cli.checks import check_config
 from proxy_anchor.cli.config import make_paths_absolute
@@ -55,8 +55,8 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
         )
     if cfg.resume == "never":
         require_new(folder)
-    elif (folder / "config.yaml").is_file():
-        require_same(cfg, folder, moved=True)
+    else:
+        _require_same_begun(cfg, folder)
     return trainer.num_devices
 
 
@@ -100,7 +100,8 @@ def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
         raise _only_ddp(cfg)
     if cfg.trainer.use_distributed_sampler:
         raise UsageError("trainer.use_distributed_sampler=true would replace the order of the batches: leave it out.")
-    check_divisible(cfg.data.batch_size, trainer.world_size)
+    if cfg.data.batch_size is not None:
+        check_divisible(cfg.data.batch_size, trainer.world_size)
 
 
 def _only_ddp(cfg: DictConfig) -> UsageError:
@@ -165,8 +166,7 @@ def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
     if cfg.resume == "never" or not _content(folder):
         require_new(folder)
         return None
-    if (folder / "config.yaml").is_file():
-        require_same(cfg, folder, moved=True)  # the checkpoint knows the content of its images
+    _require_same_begun(cfg, folder)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         if not clear_beginning(folder):
@@ -180,6 +180,24 @@ def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
 PLACES = ("dataset.root", "dataset.csv", "dataset.load.root", "dataset.load.csv_file")
 
 
+def _require_same_begun(cfg: DictConfig, folder: Path) -> None:
+    """As `require_same`, unless the run in `folder` has trained nothing: then it is begun anew."""
+    if (folder / "config.yaml").is_file() and any(folder.glob("*.ckpt*")):
+        require_same(cfg, folder, moved=True)  # the checkpoint knows the content of its images
+
+
+def _keep_chosen(cfg: DictConfig, made: dict[str, Any]) -> None:
+    """Take over what `config.fit_to_images` chose when the run began, where the command leaves it open."""
+    if not cfg.dataset.name == made.get("dataset", {}).get("name") == "folder":
+        return
+    if cfg.data.batch_size is None:
+        cfg.data.batch_size, k = made["data"]["batch_size"], made["data"]["images_per_class"]
+        if k is not None and k < (cfg.data.images_per_class or 0):
+            cfg.data.images_per_class = k
+    if isinstance(cfg.recall_k, ListConfig) and made["recall_k"] == sorted(set(cfg.recall_k))[: len(made["recall_k"])]:
+        cfg.recall_k = made["recall_k"]
+
+
 def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
     """Raise FolderTaken where the run in `folder` has other settings. moved: its images may be in another place."""
     file = folder / "config.yaml"
@@ -191,6 +209,7 @@ def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
         raise FolderTaken(
             f"{file} is damaged and does not say which run it holds: choose another run=NAME, or remove that folder."
         ) from error
+    _keep_chosen(cfg, made)
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
     for each in (made, wanted):
         rename_former_keys(each)

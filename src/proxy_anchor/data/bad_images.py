@@ -32,10 +32,8 @@ ODD = {
     "duplicate": "the same bytes twice in one class",
     "format": "content is of another format than the name says",
     "mode": "not stored as RGB; converted on reading, alpha over white",
-    "rotated": "has an EXIF orientation, which is not applied",
     "small": f"a side is shorter than {_MIN_SIDE} pixels",
 }
-_ORIENTATION = 0x0112  # EXIF tag
 _SAME_FORMAT = {"MPO": "JPEG"}  # many cameras write a JPEG followed by further images as MPO
 
 
@@ -110,12 +108,6 @@ def _oddities(image: Image.Image, path: Path) -> Iterator[tuple[str, str]]:
         yield "format", f"{content} under {path.suffix}"
     if image.mode != "RGB" or "transparency" in image.info:
         yield "mode", image.mode if image.mode != "RGB" else "RGB with a transparent colour"
-    try:
-        orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # damaged EXIF data raise any type, and do not affect the pixels
-        orientation = 1
-    if orientation in range(2, 9):
-        yield "rotated", f"EXIF orientation {orientation}"
     if min(image.size) < _MIN_SIDE:
         yield "small", f"{image.width} x {image.height} pixels"
 

@@ -17,7 +17,6 @@ from proxy_anchor.data.augment import CentralCrop, RandomColors, RandomCrops
 from proxy_anchor.data.bad_images import ON_BAD_IMAGE
 from proxy_anchor.data.gpu_batches import CroppedBatches, StoredBatches
 from proxy_anchor.data.image_cache import (
-    SHARED_MEMORY,
     Form,
     Shrunk,
     decode_to_device,
@@ -25,7 +24,7 @@ from proxy_anchor.data.image_cache import (
     free_memory,
     kept_sizes,
 )
-from proxy_anchor.data.images import DecodedImages, ImageDataset, default_num_workers
+from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, ImageDataset, check_workers, default_num_workers
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
@@ -273,6 +272,8 @@ class ImageDataModule(pl.LightningDataModule):
 
     def _loader(self, images: ImageDataset, rows: range | None = None, **batches: Any) -> DataLoader:
         mapped = images.decoded is not None and self.num_workers > 0
+        size = batches.get("batch_size", self.batch_size // self._place[1])
+        check_workers(self.num_workers, size * 3 * self.eval_crop.crop**2)
         share: Dataset = images if rows is None or len(rows) == len(images) else Subset(images, rows)
         return DataLoader(
             share,

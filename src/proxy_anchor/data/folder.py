@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from proxy_anchor.data.images import IMAGE_SUFFIXES, is_hidden, is_image_file
+from proxy_anchor.data.images import counted_suffixes, image_suffixes, images_below, is_hidden
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
 from proxy_anchor.errors import UsageError, check_int, check_number, did_you_mean, reason_of
 
@@ -67,37 +67,40 @@ def _from_folders(root: Path, test_fraction: float, split_seed: int) -> Splits:
     folders = {path.name.lower(): path for path in _class_folders(root)}
     train = [folders[name] for name in _TRAIN_NAMES if name in folders]
     test = [folders[name] for name in _TEST_NAMES if name in folders]
-    name = root.absolute().name
+    name, left_out = root.absolute().name, Counter[str]()
     if train and test:
         if len(folders) > 2:
             raise UsageError(
                 f"{root} holds {', '.join(folders)}: keep one train and one test folder there and nothing else."
             )
-        return _make_splits(_rows_of_classes(train[0]), _rows_of_classes(test[0]), None, name)
-    return _split_classes(_rows_of_classes(root), test_fraction, split_seed, name)
+        splits = _make_splits(_rows_of_classes(train[0], left_out), _rows_of_classes(test[0], left_out), None, name)
+    else:
+        splits = _split_classes(_rows_of_classes(root, left_out), test_fraction, split_seed, name)
+    if left_out:
+        note = f"files that Pillow does not read as images are left out: {counted_suffixes(left_out)}."
+        splits = replace(splits, notice=f"{splits.notice} {note}".strip())
+    return splits
 
 
 def _class_folders(root: Path) -> list[Path]:
-    entries = (path for path in root.iterdir() if path.is_dir())
-    return sorted(
-        (path for path in entries if not is_hidden(path.relative_to(root))),
-        key=lambda path: natural_key(path.name),
-    )
+    folders = (path for path in root.iterdir() if path.is_dir() and not is_hidden(path.relative_to(root)))
+    return sorted(folders, key=lambda path: natural_key(path.name))
 
 
-def _rows_of_classes(root: Path) -> list[Row]:
-    """(path, class) of every image in the class folders of `root`, sub-folders included."""
+def _rows_of_classes(root: Path, left_out: Counter[str]) -> list[Row]:
+    """(path, class) of every image in the class folders of `root`, sub-folders included; counts other files."""
     rows: list[Row] = []
     folders = _class_folders(root)
     if not folders:
-        suffixes = " ".join(sorted(IMAGE_SUFFIXES))
+        suffixes = " ".join(sorted(image_suffixes()))
         raise UsageError(f"{root} has no class folders: put each class's images ({suffixes}) in its own sub-folder.")
     for folder in folders:
-        files = (path for path in folder.rglob("*") if is_image_file(path) and not path.is_dir())
-        images = sorted(path for path in files if not is_hidden(path.relative_to(folder)))
+        images, others = images_below(folder)
         if not images:
-            raise UsageError(f"class folder {folder} holds no image: add images or remove the folder.")
-        rows += [(path, folder.name) for path in images]
+            found = f" that Pillow reads ({counted_suffixes(others)})" if others else ""
+            raise UsageError(f"class folder {folder} holds no image{found}: add images or remove the folder.")
+        left_out.update(others)
+        rows += [(path, folder.name) for path in sorted(images)]
     return rows
 
 

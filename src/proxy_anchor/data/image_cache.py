@@ -26,11 +26,10 @@ from torchvision.transforms.v2 import functional as F
 from tqdm import tqdm
 
 from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.images import DecodedImages, open_image, read_rgb
+from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, check_workers, open_image, read_rgb, upright_size
 from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 
-SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, shared by processes; Linux only
 _IMAGES_PER_TASK = 32  # images that a worker decodes before it returns them
 
 
@@ -82,13 +81,14 @@ def _read(
     table: ImageTable, read: Callable[[Path], Any], num_workers: int, batch_size: int, what: str
 ) -> Iterable[list]:
     """Lists of the results of `read` for all images, in order."""
+    check_workers(num_workers, 0)  # what they read comes through a pipe
     loader = DataLoader(_Files(table.paths, read), batch_size=batch_size, num_workers=num_workers, collate_fn=list)
     return tqdm(loader, what, delay=3, leave=False, disable=None)
 
 
 def _kept_size(form: Form, path: Path) -> tuple[int, int]:
     with open_image(path) as image:
-        return form.size(image.height, image.width)
+        return form.size(*upright_size(image))
 
 
 def _kept_pixels(form: Form, path: Path) -> np.ndarray:
@@ -164,8 +164,8 @@ def decode_to_file(
                 decoded = _build(target, table, form, num_workers)
     except OSError as error:
         raise UsageError(
-            f"decoded images cannot be kept in {folder} ({error.strerror or error}): set data.cache_dir to a "
-            "folder that is writable and has room, data.cache_side to shrink them, or data.cache=none."
+            f"decoded images cannot be kept in {folder} ({error.strerror or error}): set data.cache=disk "
+            "with a data.cache_dir that is writable and has room, data.cache_side to shrink them, or data.cache=none."
         ) from error
     return decoded, target
 
@@ -203,7 +203,8 @@ def _open(file: Path, num_images: int) -> DecodedImages | None:
 
 def _fingerprints(table: ImageTable, form: Form) -> tuple[str, str]:
     """Hash of paths and form, and hash of sizes and modification times."""
-    paths, content = hashlib.sha256(repr(form).encode()), hashlib.sha256()
+    # Earlier versions kept images without their EXIF orientation.
+    paths, content = hashlib.sha256(repr(form).encode()), hashlib.sha256(b"upright")
     for path in table.paths:
         status = os.stat(path)
         paths.update(os.fsencode(path.resolve()) + b"\0")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -23,9 +25,27 @@ from proxy_anchor.utils import available_cpus
 
 # Pillow's exceptions for damaged or malicious files; damaged headers cause MemoryError and NotImplementedError.
 UNREADABLE = (OSError, SyntaxError, ValueError, MemoryError, NotImplementedError, Image.DecompressionBombError)
+SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, shared by processes; Linux only
+_FILES_PER_WORKER = 16  # pipes, and tensors on their way
 Crops = Callable[[Image.Image, int, int], Tensor]  # (image, epoch, row) -> uint8 (3, crop, crop)
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
+_NOT_DECODED = ("EPS", "MPEG")  # Pillow needs Ghostscript for EPS, and reads no more than the header of a video
+_T = Image.Transpose
+_TURNS = dict(  # by EXIF orientation
+    enumerate(
+        (
+            _T.FLIP_LEFT_RIGHT,
+            _T.ROTATE_180,
+            _T.FLIP_TOP_BOTTOM,
+            _T.TRANSPOSE,
+            _T.ROTATE_270,
+            _T.TRANSVERSE,
+            _T.ROTATE_90,
+        ),
+        start=2,
+    )
+)
+_SWAPPED = range(5, 9)  # orientations that exchange width and height
 
 
 def is_hidden(path: Path) -> bool:
@@ -33,9 +53,74 @@ def is_hidden(path: Path) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
 
 
-def is_image_file(path: Path) -> bool:
-    """Whether a file name has an image suffix and is not hidden."""
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+@cache
+def image_suffixes() -> frozenset[str]:
+    """Suffixes of the formats that Pillow decodes, with those of its plugins that are registered."""
+
+    def is_decoded(name: str) -> bool:
+        factory = Image.OPEN.get("JPEG" if name == "MPO" else name, (None,))[0]
+        is_stub = isinstance(factory, type) and issubclass(factory, ImageFile.StubImageFile)  # without a decoder
+        return factory is not None and not is_stub and name not in _NOT_DECODED
+
+    return frozenset(suffix for suffix, name in Image.registered_extensions().items() if is_decoded(name))
+
+
+def images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """Image files below a folder, in natural order, and the number of other files by suffix.
+
+    Links to folders are followed, except to a folder that holds the link. Hidden files and leftovers of archive
+    tools are neither.
+    """
+    found = list(_files_below(folder, ()))
+    images = [path for path in found if path.suffix.lower() in image_suffixes()]
+    suffixes = (path.suffix.lower() for path in found)
+    others = Counter(each or "without suffix" for each in suffixes if each not in image_suffixes())
+    return sorted(images, key=lambda path: natural_key(path.relative_to(folder).as_posix())), others
+
+
+def _files_below(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
+    here = os.path.realpath(folder)
+    for entry in os.scandir(folder) if here not in above else ():
+        path = folder / entry.name
+        if is_hidden(Path(entry.name)):
+            continue
+        if path.is_dir():
+            yield from _files_below(path, (*above, here))
+        else:
+            yield path
+
+
+def counted_suffixes(others: Counter[str]) -> str:
+    """'12 .heic, 1 .txt', the most frequent first."""
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in others.most_common())
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 to 8, of an image whose pixels are not decoded; 1 where Pillow applies it itself."""
+    if image.format == "TIFF":
+        return 1
+    try:
+        # Not the method of PNG, which decodes the whole image first.
+        found = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged EXIF data raise any type, and do not affect the pixels
+        return 1
+    return found if found in _TURNS else 1
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """(height, width) of an opened image after its EXIF orientation is applied."""
+    return (image.width, image.height) if _orientation(image) in _SWAPPED else (image.height, image.width)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The decoded image with its EXIF orientation applied."""
+    orientation = _orientation(image)
+    image.load()
+    if orientation == 1:
+        return image
+    turned = image.transpose(_TURNS[orientation])
+    turned.info = {key: value for key, value in image.info.items() if key == "transparency"}  # no longer an orientation
+    return turned
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -64,7 +149,7 @@ def read_rgb(
 ) -> Image.Image:
     """Decode an image file to an RGB image.
 
-    Pixels are returned as stored: an EXIF orientation is not applied, as in the authors' loader.
+    An EXIF orientation is applied.
     max_pixels, formats: largest width x height and Pillow's names of accepted formats; both are checked on the header,
     before anything is decoded.
     Raises UnreadableImage for a file that is missing, empty, truncated or not an image, UsageError above max_pixels.
@@ -74,8 +159,7 @@ def read_rgb(
             raise UsageError(
                 f"the image has {image.width} x {image.height} pixels; at most {max_pixels:,} are accepted."
             )
-        image.load()
-        return to_rgb(image)
+        return to_rgb(upright(image))
 
 
 @contextmanager
@@ -109,6 +193,30 @@ def default_num_workers() -> int:
     return min(16, available_cpus())
 
 
+def check_workers(num_workers: int, batch_bytes: int, key: str = "data.num_workers") -> None:
+    """Raise UsageError where worker processes lack shared memory or open files, before they start.
+
+    batch_bytes: of one batch of a worker, which keeps two of them ready.
+    """
+    if not num_workers or not SHARED_MEMORY.is_dir():
+        return
+    import resource
+
+    needed, free = (2 * num_workers + 1) * batch_bytes, shutil.disk_usage(SHARED_MEMORY).free
+    if needed > free:
+        raise UsageError(
+            f"{key}={num_workers}: the batches of so many processes take {needed / 1e6:.0f} MB of {SHARED_MEMORY}, "
+            f"which has {free / 1e6:.0f} MB free: set {key}={max(0, free // batch_bytes - 1) // 2}, or start the "
+            "container with --shm-size=8g."
+        )
+    needed = len(os.listdir("/proc/self/fd")) + _FILES_PER_WORKER * num_workers
+    if needed > (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        raise UsageError(
+            f"{key}={num_workers}: so many processes need {needed} open files, of which the system allows {limit}: set "
+            f"{key}=0, or `ulimit -n 1024` before the command."
+        )
+
+
 class ImageDataset(Dataset):
     """Cropped images of a table: item i is (uint8 (3, crop, crop), label, i).
 
@@ -137,20 +245,22 @@ THUMBNAIL_QUALITY = 80
 
 
 def find_images(folder: Path | str) -> list[Path]:
-    """All image files below a folder, in natural order.
+    """All image files below a folder, in natural order; prints how many other files it holds.
 
-    Hidden files, leftovers of archive tools and pipes are skipped. Raises UsageError for a folder that does not exist
-    or holds no image.
+    See `images_below`. Raises UsageError for a folder that does not exist or holds no image.
     """
     root = Path(folder)
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder of images.")
-    files = [Path(place, name).relative_to(root) for place, _, names in os.walk(root) for name in names]
-    images = [f for f in files if is_image_file(f) and not is_hidden(f) and not (root / f).is_fifo()]
-    found = sorted(images, key=lambda f: natural_key(f.as_posix()))
+    found, others = images_below(root)
+    left_out = f"no images, and left out: {counted_suffixes(others)}" if others else ""
     if not found:
-        raise UsageError(f"{root} holds no image file: there is nothing to search or embed in it.")
-    return [root / file for file in found]
+        raise UsageError(
+            f"{root} holds no image file{left_out and f' ({left_out})'}: there is nothing to search or embed in it."
+        )
+    if left_out:
+        print(f"{root}: {left_out}", flush=True)
+    return [path for path in found if not path.is_fifo()]  # reading a pipe would wait; training refuses it
 
 
 def class_folders(paths: Sequence[Path], root: Path | str) -> list[str | None]:
@@ -178,7 +288,7 @@ def open_input(
     if isinstance(image, bytes):
         return read_rgb(io.BytesIO(image), max_pixels=max_pixels, formats=formats)
     if isinstance(image, Image.Image):
-        return to_rgb(image)
+        return to_rgb(upright(image))
     if isinstance(image, np.ndarray):
         is_image = image.dtype == np.uint8 and image.size > 0 and (image.ndim == 2 or image.shape[2:] == (3,))
         if not is_image:

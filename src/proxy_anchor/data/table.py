@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import UsageError, counted
 
 
 def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
@@ -113,8 +113,9 @@ class Splits:
     def describe(self) -> str:
         """Lines on numbers of images and classes, images left out, notice."""
         counts = ", ".join(
-            f"{len(table):,} {name} images of {len(set(table.labels.tolist())):,} classes"
+            f"{counted(len(table), f'{name} image')} of {counted(len(set(table.labels.tolist())), 'class')}"
             for name, table in self.tables.items()
+            if len(table)
         )
         if self.num_mislabelled:
             share = self.num_mislabelled / len(self.train)
@@ -122,7 +123,8 @@ class Splits:
         lines = [f"data: {self.name}, {counts}"]
         if self.skipped:
             lines.append(
-                f"left out, as they cannot be read: {len(self.skipped)} training images: {shorten(self.skipped)}"
+                f"left out, as they cannot be read: {counted(len(self.skipped), 'training image')}: "
+                f"{shorten(self.skipped)}"
             )
         if self.notice:
             lines.append(f"note: {self.notice}")

@@ -14,7 +14,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from proxy_anchor.data.images import ImageInput, InputImages, collate_readable, default_num_workers, input_key
+from proxy_anchor.data.images import (
+    ImageInput,
+    InputImages,
+    check_workers,
+    collate_readable,
+    default_num_workers,
+    input_key,
+)
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.inference.checkpoint import TrainedNet
 
@@ -149,10 +156,12 @@ class Embedder:
         return Embedded(rows, whole, skipped, reused)
 
     def _batches(self, images: Sequence[ImageInput], todo: Sequence[int]) -> Iterator[_Batch]:
+        num_workers = 0 if len(todo) <= _FEW_IMAGES else self.num_workers
+        check_workers(num_workers, self.batch_size * 3 * self.trained.prepare.crop**2, "embed.num_workers")
         loader = DataLoader(
             InputImages([images[row] for row in todo], self.trained.prepare),
             batch_size=self.batch_size,
-            num_workers=0 if len(todo) <= _FEW_IMAGES else self.num_workers,
+            num_workers=num_workers,
             collate_fn=collate_readable,
             pin_memory=self.device.type == "cuda",
         )

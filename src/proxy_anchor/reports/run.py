@@ -28,6 +28,7 @@ from proxy_anchor.training.callbacks.memory import PeakMemory, peak_memory
 from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
 from proxy_anchor.utils import RESULT_FILE, write_json
 
+_LARGE = 100e6  # bytes of a checkpoint
 _SELECTED_ON = {
     "test": "the test classes, as in the paper",
     "validation": "held-out training classes",
@@ -75,6 +76,7 @@ def make_result(
     trainer: pl.Trainer,
     startup_seconds: dict[str, float],
     memory: PeakMemory,
+    resumed: bool = False,
 ) -> dict[str, Any]:
     """The contents of result.json, plain types.
 
@@ -87,6 +89,7 @@ def make_result(
         trainer: after `fit`.
         startup_seconds: from the command to the first step, see `Startup`.
         memory: peaks of training and evaluation.
+        resumed: whether the run was continued, so the first evaluation of its history belongs to another start.
 
     Raises:
         UsageError: when training ended before its first evaluation.
@@ -124,7 +127,7 @@ def make_result(
         "startup_seconds": {
             **startup_seconds,
             "images": (data.loading or {}).get("seconds", 0.0),
-            "first_evaluation": history[0].eval_seconds if history[0].epoch == 0 else 0.0,
+            "first_evaluation": history[0].eval_seconds if history[0].epoch == 0 and not resumed else 0.0,
         },
         "loading": data.loading,
         "device": device_name(device),
@@ -162,7 +165,11 @@ def summary(result: dict[str, Any], folder: Path) -> str:
         f"  {seconds['total']:.1f} s from the command to the first step: images {seconds['images']:.1f}, "
         f"first evaluation {seconds['first_evaluation']:.1f}, compilation {seconds['compilation']:.1f}"
     )
-    lines.append(f"  run folder: {folder}")
+    lines.append(f"  run folder: {folder} (open its index.html)")
+    lines.append(f"  search with it: python src/search.py checkpoint={folder}/best.ckpt gallery=DIR query=IMAGE")
+    last = folder / "last.ckpt"
+    if last.is_file() and last.stat().st_size > _LARGE:
+        lines.append("  last.ckpt holds the optimizer's state and is needed only to continue: without it less is kept")
     return "\n".join(lines)
 
 

@@ -28,7 +28,11 @@ class Startup(pl.Callback):
 
     def __init__(self, started: float) -> None:
         self.started = started
-        self.seconds = {"total": 0.0, "compilation": 0.0}  # where no step is left to take
+        self.seconds = {"total": 0.0, "compilation": 0.0}
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Measure the time, for a run that has no step left to take."""
+        self.seconds["total"] = time.monotonic() - self.started
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
         """Compile, check, and measure the time."""
