@@ -23,7 +23,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.data.bad_images import naming_bad_images
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.retrieval.clustering import nmi
-    from proxy_anchor.retrieval.metrics import map_at_r, r_precision
+    from proxy_anchor.retrieval.metrics import metrics_at_r
     from proxy_anchor.retrieval.reranking import reranked_metrics
     from proxy_anchor.training.callbacks.health import COLLAPSED, mean_similarity
     from proxy_anchor.training.callbacks.progress import LossBar
@@ -89,8 +89,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if splits.gallery is not None:
         gallery = {"gallery": embeddings[1], "gallery_labels": splits.gallery.labels}
     results = {f"recall_at_{k}": value for k, value in recalls.items()}
-    results["map_at_r"] = map_at_r(embeddings[0], splits.query.labels, **gallery)
-    results["r_precision"] = r_precision(embeddings[0], splits.query.labels, **gallery)
+    results |= metrics_at_r(embeddings[0], splits.query.labels, **gallery)
     if cfg.rerank != "none":
         results |= reranked_metrics(cfg.rerank, embeddings[0], splits.query.labels, list(recalls), **gallery)
     if cfg.nmi:

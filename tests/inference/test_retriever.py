@@ -52,6 +52,11 @@ def test_a_query_of_every_kind_finds_itself_first(retriever: Retriever, gallery:
     assert len(answers[0]) == 4
 
 
+def test_queries_that_are_all_in_the_gallery_are_said(retriever: Retriever, gallery: Path) -> None:
+    with pytest.warns(UserWarning, match="nearly all queries are also rows of the gallery"):
+        retriever.search([gallery / "dog" / "3.png", gallery / "cat" / "1.png"], k=2)
+
+
 def test_embeddings_are_those_of_the_evaluation(retriever: Retriever, gallery: Path) -> None:
     """The network and crop of the checkpoint, image by image."""
     trained = retriever.embedder.trained
