@@ -98,17 +98,14 @@ def test_tensors_that_share_memory_are_written(tmp_path: Path, format: str) -> N
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_card_shows_how_this_format_is_read(make_checkpoint: Callable, tmp_path: Path, format: str) -> None:
+def test_the_card_shows_no_call_that_refuses_the_folder(make_checkpoint: Callable, tmp_path: Path, format: str) -> None:
     require(format)
     checkpoint = make_checkpoint("run/best.ckpt")
-    block = '```python\nretriever = Retriever.from_pretrained("THIS_FOLDER")\n```'
-    (tmp_path / "run" / "README.md").write_text(f"first\n\n{block}\n\nlast\n")
+    block = '```python\nretriever = Retriever.from_pretrained("THIS_FOLDER")\n```\n\n'
+    (tmp_path / "run" / "README.md").write_text(f"first\n\n{block}last\n")
     export(load_trained(checkpoint), format, tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert (block in card) is (format == "safetensors")
-    assert card.startswith("first\n\n```python\n")
-    assert card.endswith("\n```\n\nlast\n")
-    assert {"onnx": 'InferenceSession("model.onnx")', "timm": "timm.create_model"}.get(format, "Retriever") in card
+    shown = block if format == "safetensors" else ""
+    assert (tmp_path / "out" / "README.md").read_text() == f"first\n\n{shown}last\n"
 
 
 @pytest.mark.parametrize("format", ["safetensors", "timm"])

@@ -32,11 +32,6 @@ from proxy_anchor.models.embedding_net import EmbeddingNet
 
 TOLERANCE = 1e-4  # largest difference of an entry of a unit vector
 ONNX_FILE, HEAD_FILE = "model.onnx", "head.safetensors"
-_USAGE = {  # in the model card
-    "onnx": 'session = onnxruntime.InferenceSession("model.onnx")  # config.json: how to prepare pixels\n'
-    '[embeddings] = session.run(["embeddings"], {"images": pixels})',
-    "timm": 'backbone = timm.create_model("local-dir:THIS_FOLDER", pretrained=True)',
-}
 _BATCHES = (1, 3)  # sizes of the comparison: other ones than the exported 2
 
 
@@ -77,10 +72,8 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
         card = trained.path.parent / CARD_FILE if trained.path.is_file() else trained.path / CARD_FILE
         if card.is_file():
             text = card.read_text(encoding="utf-8")
-            if format in _USAGE:  # the card's own example reads a run or a safetensors folder
-                text = re.sub(
-                    r"```python\n.*?\n```", f"```python\n{_USAGE[format]}\n```", text, count=1, flags=re.DOTALL
-                )
+            if format != "safetensors":  # its example opens a run or that format
+                text = re.sub(r"```python\n.*?\n```\n\n", "", text, count=1, flags=re.DOTALL)
             (aside / CARD_FILE).write_text(text, encoding="utf-8")
         mode = (aside / CONFIG_FILE).stat().st_mode & 0o777
         for file in aside.iterdir():
