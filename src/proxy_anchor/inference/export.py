@@ -103,7 +103,7 @@ def _write_onnx(trained: TrainedNet, folder: Path) -> None:
     net = copy.deepcopy(trained.net)
     for module in net.modules():
         if hasattr(module, "fused_attn"):  # in plain products: ONNX has it for four dimensions only (Hiera has five)
-            module.fused_attn = False
+            module.fused_attn = False  # type: ignore[assignment]
     try:
         program = torch.onnx.export(
             net,
@@ -163,7 +163,7 @@ def _write_timm(trained: TrainedNet, folder: Path) -> None:
         "std": net.config["std"],
     }
     _save(net.backbone, folder / WEIGHTS_FILE)
-    save_config_for_hf(net.backbone, folder / CONFIG_FILE, model_config=config)
+    save_config_for_hf(net.backbone, str(folder / CONFIG_FILE), model_config=config)
     _save(net.head, folder / HEAD_FILE)
 
 
