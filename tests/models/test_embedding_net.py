@@ -176,8 +176,8 @@ def test_maps_with_channels_last_are_pooled_over_their_places(pooling: str, by_h
     [
         ("inception_next_atto", "gem", r"no feature map to pool \(Cannot disable pooling\): set backbone.pooling=own"),
         ("efficientvim_m1", "avg", r"no feature map to pool \(it returns several outputs\)"),
-        ("tokens", "auto", r"no pooling of its own: set backbone.pooling=avg\+max"),
-        ("tokens", "own", r"no pooling of its own: set backbone.pooling=avg\+max"),
+        ("tokens", "auto", r"gives no vector per image: set backbone.pooling=avg\+max"),
+        ("tokens", "own", r"gives no vector per image: set backbone.pooling=avg\+max"),
     ],
 )
 def test_what_a_network_cannot_pool_is_one_line(monkeypatch, backbone: str, pooling: str, reason: str) -> None:

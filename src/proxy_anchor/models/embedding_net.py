@@ -267,4 +267,7 @@ def inspect_backbone(backbone: str, pooling: str, image_size: int) -> tuple[str,
         raise UsageError(
             f"backbone {backbone} has no feature map to pool{reason}: set backbone.pooling=own instead of {pooling}."
         )
-    raise UsageError(f"backbone {backbone} has no pooling of its own: set backbone.pooling=avg+max.")
+    raise UsageError(
+        f"backbone {backbone} gives no vector per image: set backbone.pooling=avg+max, or choose another where it has no "
+        "feature map either."
+    )
