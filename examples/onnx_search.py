@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
-model, gallery, query = map(Path, sys.argv[1:])
+model, gallery, query = map(Path, sys.argv[1:] if len(sys.argv) == 4 else sys.exit(__doc__))
 session = onnxruntime.InferenceSession(model / "model.onnx")
 images = json.loads((model / "config.json").read_text())["images"]
 

@@ -22,10 +22,10 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
     from proxy_anchor.data.bad_images import naming_bad_images
     from proxy_anchor.data.datamodule import ImageDataModule
+    from proxy_anchor.inference.gallery import warn_of_collapse
     from proxy_anchor.retrieval.clustering import nmi
-    from proxy_anchor.retrieval.metrics import map_at_r, r_precision
+    from proxy_anchor.retrieval.metrics import metrics_at_r
     from proxy_anchor.retrieval.reranking import reranked_metrics
-    from proxy_anchor.training.callbacks.health import COLLAPSED, mean_similarity
     from proxy_anchor.training.callbacks.progress import LossBar
     from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
     from proxy_anchor.training.checkpoint import checkpoint_of, load_checkpoint, load_embedding_net
@@ -79,18 +79,12 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     print(f"{saved.path} (epoch {saved.epoch}): {format_recall(recalls, digits=2)}")
     # Ranked on the network's device.
     embeddings = [each.to(trainer.strategy.root_device) for each in recall.selected_embeddings]
-    every = torch.cat(embeddings).double()
-    if len(every) > 1 and (similarity := mean_similarity(every.sum(0), len(every))) > COLLAPSED:
-        print(
-            f"warning: the embeddings have collapsed (mean pairwise similarity {similarity:.4f}, of at most 1): "
-            "neighbours follow the order of the images."
-        )
+    warn_of_collapse(torch.cat(embeddings))
     gallery: dict[str, Any] = {}
     if splits.gallery is not None:
         gallery = {"gallery": embeddings[1], "gallery_labels": splits.gallery.labels}
     results = {f"recall_at_{k}": value for k, value in recalls.items()}
-    results["map_at_r"] = map_at_r(embeddings[0], splits.query.labels, **gallery)
-    results["r_precision"] = r_precision(embeddings[0], splits.query.labels, **gallery)
+    results |= metrics_at_r(embeddings[0], splits.query.labels, **gallery)
     if cfg.rerank != "none":
         results |= reranked_metrics(cfg.rerank, embeddings[0], splits.query.labels, list(recalls), **gallery)
     if cfg.nmi:

@@ -124,8 +124,11 @@ def embedding_map(run: Path, output: Path, method: str, tile: int, images: int) 
 
 def _embedded(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]:
     """The first run's searched images, and each run's embeddings of them."""
+    import torch
+
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
+    from proxy_anchor.inference.gallery import warn_of_collapse
     from proxy_anchor.reports.runs import CONFIG_FILE
 
     for folder in folders:
@@ -141,6 +144,7 @@ def _embedded(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
         if skipped := [reason for each in done for _, reason in each.skipped]:
             raise UsageError(f"{len(skipped)} images cannot be read, the first: {skipped[0]}")
         models[str(folder)] = [each.embeddings for each in done]
+        warn_of_collapse(torch.cat(models[str(folder)]), f"{folder}: ")
     return splits, models
 
 

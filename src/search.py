@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +40,19 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     report_skipped([(str(queries[row]), reason) for row, reason in done.skipped])
     queries = [queries[row] for row in done.rows]
     found = retriever.search_embeddings(done.embeddings, cfg.k, reranking=cfg.rerank)
+    root = cfg.gallery or os.path.commonpath([os.path.dirname(item.name) for item in retriever.items.values()])
+    shown = [[replace(hit, name=os.path.relpath(hit.name, root)) for hit in hits] for hits in found]
     rows, listed = [], []
-    for path, hits in zip(queries, found, strict=True):
+    for path, hits, short in zip(queries, found, shown, strict=True):
         label, share = vote(hits)
         listed.append({"query": str(path), "class": label, "share": share, "hits": [vars(hit) for hit in hits]})
-        for rank, hit in enumerate(hits, start=1):
+        for rank, hit in enumerate(short, start=1):
             row = {"query": path.name, "rank": rank, "similarity": f"{hit.similarity:.3f}", "class": hit.label}
             rows.append(row | ({} if hit.is_match is None else {"match": hit.is_match}) | {"image": hit.name})
     print(format_table(rows))
     output = Path(config.absolute(cfg.output))
     write_json(output.with_name(f"{output.name}.json"), {"checkpoint": cfg.checkpoint, "queries": listed})
-    write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, [q.name for q in queries], found)
+    write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, [q.name for q in queries], shown)
     print(f"written: {output}.json and {output}.html")
     return listed
 

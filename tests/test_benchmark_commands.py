@@ -46,6 +46,19 @@ def test_search_compares_engines_that_agree(run, tmp_path: Path) -> None:
     assert {"bare product", "torch"} <= {row["engine"] for row in rows}
 
 
+def test_every_backbone_is_dry_run(run, tmp_path: Path) -> None:
+    run("all_backbones.py", "--names", "test_m*", "--pooling", "auto", "gem", "--output", "results")
+    *rows, last = rows_of(tmp_path, "all_backbones")
+    assert [(row["name"], row["asked"], row["outcome"], row["pooling"], row["features"]) for row in rows] == [
+        ("test_mambaout", "auto", "works", "own", 256),
+        ("test_mambaout", "gem", "works", "gem of NHWC", 256),
+        ("test_maxvit", "auto", "works", "avg+max of NCHW", 128),
+        ("test_maxvit", "gem", "works", "gem of NCHW", 128),
+    ]
+    assert last["names"] == 2
+    assert {"commit", "versions"} <= set(last)
+
+
 @pytest.mark.slow
 def test_a_start_is_taken_apart_with_an_empty_and_a_filled_cache(run, tmp_path: Path) -> None:
     arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")

@@ -66,7 +66,13 @@ def test_search_commands(here: Path, run: Callable) -> None:
     [answer] = json.loads((here / "search.json").read_text())["queries"]
     assert len(answer["hits"]) == 5
     assert answer["class"] in os.listdir(here / "my_pictures")
-    assert (here / "search.html").read_text().count("<img") == 6
+    page = (here / "search.html").read_text()
+    assert page.count("<img") == 6
+    first_hit = Path(answer["hits"][0]["name"])
+    assert str(first_hit.parent.parent) == str(here / "my_pictures")
+    for text in (printed, page):  # below the gallery; in the JSON file whole
+        assert first_hit.relative_to(here / "my_pictures").as_posix() in text
+        assert str(first_hit) not in text
     printed = run(second)
     assert "64 images added or changed" in printed
     assert "match threshold" in printed
@@ -134,6 +140,9 @@ def test_export_commands(here: Path, run: Callable) -> None:
         assert "largest difference from the checkpoint" in run(command)
     [example] = [command for command in COMMANDS if "onnx_search" in command]
     assert len(run(example).splitlines()) == 5
+    usage = run_entry("../examples/onnx_search.py", cwd=here, fresh=True)
+    assert usage.returncode == 1
+    assert "onnx_search.py MODEL_FOLDER GALLERY_FOLDER QUERY_FILE" in usage.stderr.splitlines()[0]
     assert "## Results" in (here / "to_share" / "README.md").read_text()
     run("python src/search.py checkpoint=to_share index=other_index gallery=my_pictures query=query.jpg")
 
@@ -198,7 +207,8 @@ def test_every_mistake_is_one_line(here: Path, monkeypatch, name: str, arguments
 @pytest.mark.parametrize(
     ("script", "arguments", "reason"),
     [
-        ("search.py", "checkpoint=runs/first gallery=my_pictures", "query is needed"),
+        ("search.py", "", "checkpoint is needed"),
+        ("search.py", "checkpoint=runs/first", "query is needed"),
         ("search.py", "checkpoint=x gallery=y query=z embed.batch=2", "unknown key 'embed.batch'"),
         ("app.py", "checkpoint=nothing gallery=my_pictures", "no such file"),
     ],

@@ -85,9 +85,18 @@ def test_evaluate_warns_of_collapsed_embeddings(trained, tmp_path):
     assert "collapsed" not in run_ok("evaluate.py", f"checkpoint={folder}", cwd=tmp_path)
     content = torch.load(folder / "best.ckpt", weights_only=True)
     content["state_dict"]["net.head.weight"].zero_()
-    torch.save(content, tmp_path / "collapsed.ckpt")
-    printed = run_ok("evaluate.py", "checkpoint=collapsed.ckpt", cwd=tmp_path)
-    assert "warning: the embeddings have collapsed (mean pairwise similarity 1.0000, of at most 1)" in printed
+    shutil.copytree(folder, tmp_path / "collapsed")
+    torch.save(content, tmp_path / "collapsed" / "best.ckpt")
+    pictures = folder.parent.parent / "data" / "glyphs"
+    query = next(pictures.rglob("*.png"))
+    for script, arguments, source in (
+        ("evaluate.py", ["checkpoint=collapsed"], ""),
+        ("search.py", ["checkpoint=collapsed", f"gallery={query.parent}", f"query={query}"], ""),
+        ("report.py", ["map=collapsed", "method=pca"], "collapsed: "),
+    ):
+        printed = run_ok(script, *arguments, cwd=tmp_path)
+        said = f"warning: {source}the embeddings have collapsed (mean pairwise similarity 1.0000, of at most 1)"
+        assert printed.count(said) == 1, script
 
 
 def test_evaluate_on_another_data_set(trained, tmp_path):

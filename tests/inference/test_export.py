@@ -13,11 +13,14 @@ import pytest
 import torch
 from commands import REPOSITORY
 from PIL import Image
+from torch import nn
+from torch.nn import functional as F
 
-from proxy_anchor import Retriever
+from proxy_anchor import EmbeddingNet, Retriever
+from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import export as module
-from proxy_anchor.inference.checkpoint import load_trained
+from proxy_anchor.inference.checkpoint import TrainedNet, load_trained
 from proxy_anchor.inference.export import FORMATS, export
 
 
@@ -38,6 +41,71 @@ def test_parity_is_checked_and_returned(make_checkpoint: Callable, tmp_path: Pat
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["images"] == {"crop": 32, "resize": 36, "interpolation": "bilinear"}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def small(backbone: type[nn.Module], tmp_path: Path) -> TrainedNet:
+    """A network whose backbone is replaced by a module, (B, 3, 32, 32) to (B, 512)."""
+    torch.manual_seed(0)
+    net = EmbeddingNet("test_resnet", 8, image_size=32, pretrained=False).eval()
+    net.backbone, net.pool = backbone().eval(), nn.Identity()
+    net.head = nn.Linear(16, 8)
+    return TrainedNet(net, CentralCrop(32, 36), tmp_path / "none.ckpt")
+
+
+class Folded(nn.Module):
+    """Attention in five dimensions, as in Hiera and NesT."""
+
+    fused_attn = True
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        parts = images[:, :1].unflatten(2, (2, 16)).unflatten(4, (2, 16))  # (B, 1, 2, 16, 2, 16)
+        x = parts.transpose(3, 4).flatten(2, 3)  # (B, 1, 4, 16, 16)
+        if self.fused_attn:
+            return F.scaled_dot_product_attention(x, x, x).mean((1, 2, 3))
+        return ((x @ x.transpose(-2, -1) / 4).softmax(-1) @ x).mean((1, 2, 3))
+
+
+class Unknown(nn.Module):
+    """An operation that ONNX does not have."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(images[:, 0, :16, :16])
+
+
+def test_onnx_of_attention_in_five_dimensions(tmp_path: Path) -> None:
+    require("onnx")
+    trained = small(Folded, tmp_path)
+    assert export(trained, "onnx", tmp_path / "out") <= 1e-5
+    assert trained.net.backbone.fused_attn  # the network itself is left as it was
+
+
+def test_what_onnx_cannot_express_is_one_line(tmp_path: Path) -> None:
+    require("onnx")
+    with pytest.raises(UsageError, match=r"cannot convert test_resnet \(.*: use format=safe") as caught:
+        export(small(Unknown, tmp_path), "onnx", tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["safetensors", "timm"])
+def test_tensors_that_share_memory_are_written(tmp_path: Path, format: str) -> None:
+    torch.manual_seed(0)
+    net = EmbeddingNet("coat_lite_tiny", 8, image_size=32, pretrained=False).eval()  # one position encoding per stage
+    pointers = [each.data_ptr() for each in net.state_dict().values() if each.numel()]
+    assert len(set(pointers)) < len(pointers)
+    trained = TrainedNet(net, CentralCrop(32, 36), tmp_path / "none.ckpt")
+    assert export(trained, format, tmp_path / "out") == 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_card_shows_no_call_that_refuses_the_folder(make_checkpoint: Callable, tmp_path: Path, format: str) -> None:
+    require(format)
+    checkpoint = make_checkpoint("run/best.ckpt")
+    block = '```python\nretriever = Retriever.from_pretrained("THIS_FOLDER")\n```\n\n'
+    (tmp_path / "run" / "README.md").write_text(f"first\n\n{block}last\n")
+    export(load_trained(checkpoint), format, tmp_path / "out")
+    shown = block if format == "safetensors" else ""
+    assert (tmp_path / "out" / "README.md").read_text() == f"first\n\n{shown}last\n"
 
 
 @pytest.mark.parametrize("format", ["safetensors", "timm"])

@@ -18,7 +18,7 @@ from proxy_anchor.inference import embedder as embedder_module
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.export import export
-from proxy_anchor.inference.gallery import open_index
+from proxy_anchor.inference.gallery import open_index, warn_of_collapse
 from proxy_anchor.inference.hits import Hit, vote
 
 
@@ -50,6 +50,11 @@ def test_a_query_of_every_kind_finds_itself_first(retriever: Retriever, gallery:
     assert answers[0][0].similarity == pytest.approx(1, abs=1e-6)
     assert answers[0][0].label == "dog"
     assert len(answers[0]) == 4
+
+
+def test_queries_that_are_all_in_the_gallery_are_said(retriever: Retriever, gallery: Path) -> None:
+    with pytest.warns(UserWarning, match="nearly all queries are also rows of the gallery"):
+        retriever.search([gallery / "dog" / "3.png", gallery / "cat" / "1.png"], k=2)
 
 
 def test_embeddings_are_those_of_the_evaluation(retriever: Retriever, gallery: Path) -> None:
@@ -246,6 +251,15 @@ def test_open_index_follows_its_folder(make_checkpoint, gallery: Path, tmp_path,
     assert len(retriever) == 15
     assert "1 images added or changed, 1 removed" in capsys.readouterr().out
     assert len(open_index(checkpoint, None, folder)) == 15
+
+
+@pytest.mark.parametrize(("angle", "said"), [(0, True), (11, True), (12, False)])
+def test_collapsed_embeddings_are_said(capsys, angle: float, said: bool) -> None:
+    """Two vectors so many degrees apart: cos 11 = 0.9816, cos 12 = 0.9781, and 0.98 is the limit."""
+    turn = np.radians(angle)
+    warn_of_collapse(torch.tensor([[1.0, 0.0], [np.cos(turn), np.sin(turn)]]), "runs/a: ")
+    expected = f"warning: runs/a: the embeddings have collapsed (mean pairwise similarity {np.cos(turn):.4f}"
+    assert capsys.readouterr().out.startswith(expected) is said
 
 
 def test_calibrated_threshold_marks_matches(retriever: Retriever, gallery: Path) -> None:

@@ -158,6 +158,52 @@ def test_a_transformer_has_no_map_to_pool(pooling: str) -> None:
         make("test_vit", pooling=pooling)
 
 
+@pytest.mark.parametrize(
+    ("pooling", "by_hand"),
+    [("avg", [0, 2]), ("max", [1, 2]), ("avg+max", [1, 4]), ("gem", [(1.125 / 4) ** (1 / 3), 2])],
+)
+def test_maps_with_channels_last_are_pooled_over_their_places(pooling: str, by_hand: list[float]) -> None:
+    net = make("test_mambaout", pooling=pooling).eval()
+    assert net(pixels()).shape == (3, 8)
+    features = torch.full((1, 2, 2, 2), 2.0)  # (B, H, W, F)
+    features[0, :, :, 0] = torch.tensor([[1.0, -1.0], [0.5, -0.5]])
+    assert net.pool(features)[0].tolist() == pytest.approx(by_hand)
+    assert isinstance(make("test_mambaout").pool, nn.Identity)  # auto, as in checkpoints
+
+
+@pytest.mark.parametrize(
+    ("backbone", "pooling", "reason"),
+    [
+        ("inception_next_atto", "gem", r"no feature map to pool \(Cannot disable pooling\): set backbone.pooling=own"),
+        ("efficientvim_m1", "avg", r"no feature map to pool \(it returns several outputs\)"),
+        ("tokens", "auto", r"gives no vector per image: set backbone.pooling=avg\+max"),
+        ("tokens", "own", r"gives no vector per image: set backbone.pooling=avg\+max"),
+    ],
+)
+def test_what_a_network_cannot_pool_is_one_line(monkeypatch, backbone: str, pooling: str, reason: str) -> None:
+    class Tokens(nn.Module):  # as timm's deepseek_vit_412m_enc
+        num_features = 4
+
+        def __init__(self, num_classes: int, global_pool: str = "avg") -> None:
+            super().__init__()
+            self.shape = (7, 7, 4) if global_pool == "" else (49, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.zeros(len(images), *self.shape)
+
+    def tokens(pretrained: bool = False, pretrained_cfg=None, **arguments) -> nn.Module:
+        return Tokens(**{key: value for key, value in arguments.items() if value is not None})
+
+    if backbone == "tokens":
+        monkeypatch.setattr(timm, "is_model", lambda name: True)
+        create = timm.create_model
+        monkeypatch.setattr(
+            timm, "create_model", lambda name, **rest: tokens(**rest) if name == "tokens" else create(name, **rest)
+        )
+    with pytest.raises(UsageError, match=reason):
+        make(backbone, pooling=pooling)
+
+
 # Image size
 
 

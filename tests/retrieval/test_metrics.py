@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +18,14 @@ from torch import Tensor
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import ranking
 from proxy_anchor.retrieval import search as search_module
-from proxy_anchor.retrieval.metrics import num_positives, num_queries_without_positive, recall_at_k
+from proxy_anchor.retrieval.metrics import (
+    map_at_r,
+    num_positives,
+    num_queries_without_positive,
+    r_precision,
+    recall_at_k,
+    retrieval_metrics,
+)
 from proxy_anchor.retrieval.recall_at_k import RecallAtK
 
 AVAILABLE = ["torch"]
@@ -139,6 +147,7 @@ class TestEnginesAgree:
     """Every engine gives the number of the plain loops, to the last digit, however near the ties."""
 
     @each_engine
+    @pytest.mark.filterwarnings("ignore:nearly all queries are also rows")
     @settings(max_examples=60, deadline=None, derandomize=True)
     @given(data=st.data())
     def test_coarse_integers_against_fractions(self, engine: str, data: st.DataObject) -> None:
@@ -220,6 +229,30 @@ class TestEnginesAgree:
         got = recall_at_k(x.astype("f4"), labels, (1, 2, 30), engine=engine)
         assert got == by_sorting_fractions(x, labels, (1, 2, 30), x, labels)
 
+    @pytest.mark.parametrize("dim", [64, 512])
+    def test_negatives_at_the_edge_of_a_tie(self, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each query has one negative 1e-12 nearer than its positive: whether they tie is rounding, but one way only.
+
+        The rounding of the 200 differs, so some are hits and some are not.
+        """
+        random = np.random.default_rng(0)
+        basis = np.linalg.qr(random.normal(size=(200, dim, 2)))[0]
+        near = random.uniform(0.2, 0.9, (200, 1))
+        cosines = np.concatenate([near, near + 1e-12])  # positives come first, and win where the two tie
+        turned = np.concatenate([basis, basis])
+        gallery = cosines * turned[..., 0] + np.sqrt(1 - cosines**2) * turned[..., 1]
+        labels = np.arange(200)
+        found = set()
+        for chunk in (2**25, 400, 3 * 400, 50 * 400):
+            monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
+            for engine in AVAILABLE:
+                for part in (slice(None), slice(0, None, 3)):
+                    arguments = {"gallery": gallery, "gallery_labels": np.r_[labels, labels + 1000], "engine": engine}
+                    got = recall_at_k(basis[..., 0][part], labels[part], 1, **arguments)[1]
+                    found.add((part.step, got))
+        assert len(found) == 2
+        assert all(0 < got < 1 for _, got in found)
+
     def test_no_chunk_is_larger_than_the_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes: list[int] = []
         plain = search_module.similarity_chunk
@@ -253,7 +286,74 @@ class TestEnginesAgree:
         assert got[2047] < 1
 
 
+class TestQueriesInTheGallery:
+    """Rows at 0, 10, 25 and 45 degrees: without the row itself the nearest are 10, 0, 10 and 25."""
+
+    x, labels = on_circle(0, 10, 25, 45), np.array([0, 1, 1, 0])
+    copies = "nearly all queries are also rows of the gallery"
+
+    def test_copies_are_said_in_one_line(self) -> None:
+        with pytest.warns(UserWarning, match=self.copies) as said:
+            assert recall_at_k(self.x, self.labels, 1, gallery=self.x, gallery_labels=self.labels) == {1: 1.0}
+        assert "\n" not in str(said[0].message)
+        with pytest.warns(UserWarning, match=self.copies):  # the same images, embedded in another batch
+            recall_at_k(self.x, self.labels, 1, gallery=self.x * 3 + 1e-7, gallery_labels=self.labels)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            recall_at_k(self.x, self.labels, 1)
+            recall_at_k(self.x, self.labels, 1, gallery=self.x[:3], gallery_labels=self.labels[:3])  # one is new
+            recall_at_k(self.x[:1], self.labels[:1], 1, gallery=self.x, gallery_labels=self.labels)  # one alone
+
+    @each_engine
+    def test_a_row_never_finds_itself(self, engine: str) -> None:
+        more, more_labels = np.concatenate([self.x, on_circle(50)]), np.append(self.labels, 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            arguments = {"gallery": more, "gallery_labels": more_labels, "exclude_self": True}
+            # Nearest: 0 -> 10, 25, 45; 10 -> 0, 25; 25 -> 10; 45 -> 50.
+            got = recall_at_k(self.x, self.labels, (1, 2, 3), engine=engine, **arguments)
+            assert got == {1: 2 / 4, 2: 3 / 4, 3: 4 / 4}
+            # R is 2, 1, 1, 2; the precision at R 0, 0, 1, 1/2, and AP@R 0, 0, 1, 1/2.
+            every = retrieval_metrics(self.x, self.labels, (1, 2, 3), engine=engine, **arguments)
+            assert every == named(got) | {"map_at_r": 1.5 / 4, "r_precision": 1.5 / 4}
+            assert map_at_r(self.x, self.labels, **arguments) == every["map_at_r"]
+            assert r_precision(self.x, self.labels, **arguments) == every["r_precision"]
+            alone = {"gallery": self.x, "gallery_labels": self.labels, "exclude_self": True}
+            expected = retrieval_metrics(self.x, self.labels, (1, 2, 3), engine=engine)
+            assert retrieval_metrics(self.x, self.labels, (1, 2, 3), engine=engine, **alone) == expected
+
+    @pytest.mark.parametrize("rows", [slice(1, None), slice(None, None, -1)])
+    def test_rows_that_do_not_agree(self, rows: slice) -> None:
+        arguments = {"gallery": self.x[rows], "gallery_labels": np.array([0, 1, 2, 3])[rows], "exclude_self": True}
+        with pytest.raises(UsageError, match="query i must be gallery row i"):
+            recall_at_k(self.x, self.labels, 1, **arguments)
+
+    def test_the_metric_pairs_rows_by_dataset_index(self) -> None:
+        metric = RecallAtK((1, 2, 3), exclude_self=True)
+        angles, labels = torch.tensor(on_circle(0, 10, 25, 45, 50)), torch.tensor([0, 1, 1, 0, 0])
+        for order, is_gallery in (([4, 2, 0, 3, 1], True), ([3, 1, 2, 0], False)):
+            metric.update(angles[order], labels[order], torch.tensor(order), is_gallery=is_gallery)
+        assert metric.compute() == named({1: 2 / 4, 2: 3 / 4, 3: 4 / 4})
+
+
 class TestArguments:
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            torch.ones(4, 2, dtype=torch.complex64),
+            torch.ones(4, 2).to_sparse(),
+            torch.ones(4, 2).to(torch.float8_e4m3fn),
+            np.ones((4, 2), dtype=object),
+            np.full((4, 2), "a"),
+        ],
+        ids=lambda wrong: f"{wrong.dtype}",
+    )
+    def test_rows_that_are_no_dense_floats(self, wrong: Tensor | np.ndarray) -> None:
+        for call in (recall_at_k, lambda x, _: search_module.search(x, x, 1)):
+            with pytest.raises(UsageError, match=r"expected a .*float") as caught:
+                call(wrong, np.arange(4))  # type: ignore[operator]
+            assert "\n" not in str(caught.value)
+
     @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
     def test_any_integer_labels(self, dtype: type) -> None:
         x, labels = on_circle(0, 10, 25, 45), np.array([7, 3, 7, 3]).astype(dtype)
@@ -279,7 +379,7 @@ class TestArguments:
             recall_at_k(x, labels, gallery=x)
         with pytest.raises(UsageError, match="D=16 and the gallery D=8"):
             recall_at_k(x, labels, gallery=rows(20, 8), gallery_labels=labels)
-        for wrong in (labels.float(), labels[:, None], labels > 3, labels.numpy() > 3, labels.tolist()):
+        for wrong in (labels.float(), labels * 1j, labels[:, None], labels > 3, labels.numpy() > 3, labels.tolist()):
             with pytest.raises(UsageError, match="query labels: expected a one-dimensional"):
                 recall_at_k(x, wrong)  # type: ignore[arg-type]
 

@@ -26,6 +26,7 @@ ENGINES = [
 ]
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 needs_faiss = pytest.mark.skipif(not module.has_faiss(), reason="faiss is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore:nearly all queries are also rows")
 
 
 def rows(count: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
@@ -65,6 +66,14 @@ def cpu_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestSearch:
+    def test_a_search_that_finds_the_queries_says_so(self) -> None:
+        with pytest.warns(UserWarning, match="nearly all queries are also rows of the gallery"):
+            search(rows(20), torch.cat([rows(20), rows(5, seed=1)]), 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            search(rows(20), rows(20), 3, exclude_self=True)
+            search(rows(20), torch.cat([rows(18), rows(5, seed=1)]), 3)
+
     @each_engine
     @pytest.mark.parametrize("k", [1, 7, 59])
     def test_gallery_matches_a_full_sort(self, engine: str, k: int) -> None:

@@ -87,10 +87,11 @@ def check_retrieval(cfg: DictConfig, config_name: str) -> None:
     from proxy_anchor.retrieval.reranking import RERANKINGS
 
     _check_against_defaults(cfg, config_name)
-    for key in ("checkpoint", "gallery", "index", "query", "images", "output", "compare", "compare_index"):
-        if key in cfg and not isinstance(cfg[key], str) and cfg[key] is not None:
+    keys = set(cfg)  # `in cfg` leaves out what is needed and not given; reading it raises
+    for key in ("checkpoint", "query", "images", "gallery", "index", "output", "compare", "compare_index"):
+        if key in keys and not isinstance(cfg[key], str) and cfg[key] is not None:
             raise UsageError(f"{key}={cfg[key]}: expected a path.")
-        if key in cfg and cfg[key] is not None and key not in ("checkpoint", "compare"):
+        if key in keys and cfg[key] is not None and key not in ("checkpoint", "compare"):
             cfg[key] = absolute(cfg[key])
     if "gallery" in cfg and cfg.gallery is None and cfg.index is None:
         raise UsageError("gallery is needed: add gallery=DIR, or index=DIR of an earlier search.")

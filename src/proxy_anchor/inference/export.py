@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
-import shutil
+import re
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,10 +14,11 @@ from typing import Any
 
 import timm
 import torch
+from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxy_anchor.errors import UsageError, check_choice
+from proxy_anchor.errors import UsageError, check_choice, reason_of
 from proxy_anchor.inference.checkpoint import (
     CARD_FILE,
     CONFIG_FILE,
@@ -69,7 +71,10 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
             )
         card = trained.path.parent / CARD_FILE if trained.path.is_file() else trained.path / CARD_FILE
         if card.is_file():
-            shutil.copyfile(card, aside / CARD_FILE)
+            text = card.read_text(encoding="utf-8")
+            if format != "safetensors":  # its example opens a run or that format
+                text = re.sub(r"```python\n.*?\n```\n\n", "", text, count=1, flags=re.DOTALL)
+            (aside / CARD_FILE).write_text(text, encoding="utf-8")
         mode = (aside / CONFIG_FILE).stat().st_mode & 0o777
         for file in aside.iterdir():
             file.chmod(mode)  # safetensors writes for the owner alone
@@ -95,15 +100,28 @@ def _write_onnx(trained: TrainedNet, folder: Path) -> None:
     if missing := [each for each in ("onnx", "onnxscript", "onnxruntime") if find_spec(each) is None]:
         raise UsageError(f"format=onnx needs {', '.join(missing)}: pip install -e '.[export]'.")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    program = torch.onnx.export(
-        trained.net,
-        (_pixels(trained, 2),),
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-        input_names=["images"],
-        output_names=["embeddings"],
-        verbose=False,
-    )
+    net = copy.deepcopy(trained.net)
+    for module in net.modules():
+        if hasattr(module, "fused_attn"):  # in plain products: ONNX has it for four dimensions only (Hiera has five)
+            module.fused_attn = False  # type: ignore[assignment]
+    try:
+        program = torch.onnx.export(
+            net,
+            (_pixels(trained, 2),),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            input_names=["images"],
+            output_names=["embeddings"],
+            verbose=False,
+        )
+    except Exception as error:  # of torch.export or of the conversion; the first cause says why
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise UsageError(
+            f"format=onnx: torch cannot convert {net.config['backbone']} ({reason_of(cause)[:300]}): use "
+            "format=safetensors or format=timm."
+        ) from error
     assert program is not None
     images = trained.describe()["images"]
     program.model.metadata_props.update({key: str(value) for key, value in images.items()})
@@ -120,9 +138,9 @@ def _read_onnx(folder: Path) -> Callable[[Tensor], Tensor]:
 def _save(module: nn.Module, file: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file(
-        {name: value.contiguous() for name, value in module.state_dict().items()}, file, metadata={"format": "pt"}
-    )
+    # Copies: safetensors refuses tensors that share memory (as in CoaT), and channels-last ones.
+    tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in module.state_dict().items()}
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _write_safetensors(trained: TrainedNet, folder: Path) -> None:
@@ -144,8 +162,8 @@ def _write_timm(trained: TrainedNet, folder: Path) -> None:
         "mean": net.config["mean"],
         "std": net.config["std"],
     }
-    backbone = net.backbone.to(memory_format=torch.contiguous_format)  # the only one that safetensors takes
-    timm.models.save_for_hf(backbone, str(folder), model_config=config, safe_serialization=True)
+    _save(net.backbone, folder / WEIGHTS_FILE)
+    save_config_for_hf(net.backbone, str(folder / CONFIG_FILE), model_config=config)
     _save(net.head, folder / HEAD_FILE)
 
 

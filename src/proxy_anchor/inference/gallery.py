@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.retriever import INDEX_FILE, Retriever
+from proxy_anchor.training.callbacks.health import COLLAPSED, mean_similarity
 
 
 def open_index(
@@ -44,7 +48,21 @@ def open_index(
                 print(f"index {index}: {added:,} images added or changed, {removed:,} removed")
             shutil.rmtree(shards, ignore_errors=True)
     print(f"gallery: {len(retriever):,} images", flush=True)
+    warn_of_collapse(retriever.embeddings[1][:: 1 + len(retriever) // 10_000])  # an index may be large, and on disk
     return retriever
+
+
+def warn_of_collapse(embeddings: Tensor, source: str = "") -> None:
+    """Print a warning where the unit vectors (N, D) are nearly equal; source: what precedes it."""
+    if len(embeddings) < 2:
+        return
+    similarity = mean_similarity(embeddings.sum(0, dtype=torch.float64), len(embeddings))
+    if similarity > COLLAPSED:
+        print(
+            f"warning: {source}the embeddings have collapsed (mean pairwise similarity {similarity:.4f}, of at "
+            "most 1): neighbours follow the order of the images.",
+            flush=True,
+        )
 
 
 def report_skipped(skipped: Sequence[tuple[str, str]]) -> None:

@@ -21,6 +21,7 @@ from proxy_anchor.retrieval.search import (
     nearest,
     normalise,
     resolve_engine,
+    warn_of_copies,
 )
 
 VECTORS_FILE, FAISS_FILE = "embeddings.npy", "index.faiss"
@@ -97,7 +98,9 @@ class VectorIndex:
         check_k(k, len(self), exclude_self=False)
         unit = normalise(rows, "query").float()
         similarities, found = self._search_exactly(unit, k) if self.kind == "exact" else self._search_faiss(unit, k)
-        return similarities.cpu(), self.ids[found.cpu().numpy()]
+        found = found.cpu()
+        warn_of_copies(unit.cpu(), self.vectors[found[:, 0]])
+        return similarities.cpu(), self.ids[found.numpy()]
 
     def _search_exactly(self, unit: Tensor, k: int) -> tuple[Tensor, Tensor]:
         if self._on_device is None:

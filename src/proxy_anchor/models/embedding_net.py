@@ -15,6 +15,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.ops import Permute
 
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, reason_of
 from proxy_anchor.models.pooling import POOLINGS
@@ -32,8 +33,10 @@ class EmbeddingNet(nn.Module):
         backbone: any timm model name, with or without a weights tag ("resnet50.tv_in1k"), or a model of timm's form
             on a hub ("hf-hub:ORG/NAME") or in a folder ("local-dir:FOLDER").
         embedding_dim: D.
-        pooling: "auto" (avg+max for feature maps as in the paper, a transformer's own pooling otherwise), "avg+max",
-            "avg", "max", "gem" or "own" (the backbone's own pooling).
+        pooling: "auto", "avg+max", "avg", "max", "gem" or "own" (the backbone's own). auto is avg+max, as in the paper,
+            where timm gives a feature map (B, F, H, W), and own elsewhere: for transformers, and also for
+            networks with maps (B, H, W, F) (Swin, MambaOut; the others pool these too) and for convolutional ones
+            whose pooling timm does not turn off (InceptionNeXt, EfficientViT).
         image_size: side of the images in pixels; used only by networks that fix it at construction.
         pretrained: load published weights; False starts from timm's random initialisation.
         weights: a local weights file instead of the published ones.
@@ -76,7 +79,7 @@ class EmbeddingNet(nn.Module):
             "image_size": image_size,
             "batch_norm": batch_norm,
         }
-        own_pooling, num_features, timm_kwargs = _inspect(backbone, pooling, image_size)
+        feature_map, num_features, timm_kwargs = inspect_backbone(backbone, pooling, image_size)
         if drop_path:
             # Only if it is on, so that configs of other networks stay as they were before this key existed.
             self.config["drop_path"] = drop_path
@@ -92,7 +95,9 @@ class EmbeddingNet(nn.Module):
             self.config["backbone"] = trained_with["architecture"]
             _require_same_tensors(self.backbone, backbone, trained_with["architecture"], pooling, image_size)
         kind = "avg+max" if pooling == "auto" else pooling
-        self.pool = nn.Identity() if own_pooling else POOLINGS[kind]()
+        self.pool = POOLINGS[kind]() if feature_map else nn.Identity()
+        if feature_map == "NHWC":
+            self.pool = nn.Sequential(Permute([0, 3, 1, 2]), self.pool)
         self.head = nn.Linear(num_features, embedding_dim)
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
@@ -197,7 +202,7 @@ def _require_drop_path(backbone: str, timm_kwargs: dict) -> None:
 
 def _require_same_tensors(model: nn.Module, source: str, architecture: str, pooling: str, image_size: int) -> None:
     """Raise UsageError if the model differs from timm's network of that name."""
-    plain = _without_memory(architecture, **_inspect(architecture, pooling, image_size)[2])
+    plain = _without_memory(architecture, **inspect_backbone(architecture, pooling, image_size)[2])
     shapes = [{name: value.shape for name, value in each.state_dict().items()} for each in (model, plain)]
     if shapes[0] != shapes[1]:
         raise UsageError(
@@ -227,17 +232,16 @@ def _fixed_size(backbone: str) -> tuple[int, ...] | None:
     return tuple(config.input_size[1:]) if architecture == backbone else ()
 
 
-def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, dict]:
-    """(whether to use the backbone's own pooling, F, arguments for timm.create_model).
+def inspect_backbone(backbone: str, pooling: str, image_size: int) -> tuple[str, int, dict]:
+    """("NCHW" or "NHWC", or "" for the backbone's own pooling; F; arguments for timm.create_model).
 
     Found by a dry run on the meta device.
     """
     bare: dict = {"num_classes": 0}
     if _fixed_size(backbone) not in (None, (image_size, image_size)):
         bare["img_size"] = image_size
-    attempts = [{**bare, "global_pool": ""}, bare]
-    if pooling == "own":
-        attempts = [bare]
+    attempts = [bare] if pooling == "own" else [{**bare, "global_pool": ""}, bare]
+    failures = []
     for kwargs in attempts:
         try:
             model = _without_memory(backbone, **kwargs).eval()
@@ -246,17 +250,24 @@ def _inspect(backbone: str, pooling: str, image_size: int) -> tuple[bool, int, d
             if not isinstance(output, Tensor):
                 raise TypeError("it returns several outputs")
         except Exception as error:  # networks raise various types for arguments that do not fit
-            failure = error
+            failures.append(reason_of(error)[:300])
             continue
-        if output.ndim == 2:
-            if pooling in POOLINGS:
-                break
-            return True, output.shape[1], kwargs
-        channels = getattr(model, "head_hidden_size", None) or model.num_features
-        if output.ndim == 4 and output.shape[1] == channels and "global_pool" in kwargs:
-            return False, output.shape[1], kwargs
-    else:
+        if output.ndim == 2 and pooling not in POOLINGS:
+            return "", output.shape[1], kwargs
+        if output.ndim == 4 and "global_pool" in kwargs:
+            channels = getattr(model, "head_hidden_size", None) or model.num_features
+            if output.shape[1] == channels:
+                return "NCHW", output.shape[1], kwargs
+            if output.shape[3] in (channels, model.num_features) and pooling in POOLINGS:
+                return "NHWC", output.shape[3], kwargs
+    if len(failures) == len(attempts):
+        raise UsageError(f"backbone {backbone} does not accept {image_size} x {image_size} images ({failures[-1]}).")
+    if pooling in POOLINGS:
+        reason = f" ({failures[0]})" if failures else ""
         raise UsageError(
-            f"backbone {backbone} does not accept {image_size} x {image_size} images ({reason_of(failure)[:300]})."
+            f"backbone {backbone} has no feature map to pool{reason}: set backbone.pooling=own instead of {pooling}."
         )
-    raise UsageError(f"backbone {backbone} has no feature map to pool: set backbone.pooling=own instead of {pooling}.")
+    raise UsageError(
+        f"backbone {backbone} gives no vector per image: set backbone.pooling=avg+max, or choose another where it has no "
+        "feature map either."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,9 @@ def nearest_images(
     """
     query, gallery = splits.query, splits.gallery or splits.query
     k = min(k, len(gallery) - (splits.gallery is None))
-    # One more than K: the query itself is removed by its index.
-    similarities, indices = search(embeddings[0][list(queries)], embeddings[-1], min(k + 1, len(gallery)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "nearly all queries")  # each is found, and removed by its index below
+        similarities, indices = search(embeddings[0][list(queries)], embeddings[-1], min(k + 1, len(gallery)))
     found = []
     for row, index in enumerate(queries):
         hits = zip(similarities[row].tolist(), indices[row].tolist(), strict=True)

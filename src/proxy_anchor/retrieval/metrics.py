@@ -40,6 +40,7 @@ def recall_at_k(
     *,
     gallery: Array | None = None,
     gallery_labels: Array | None = None,
+    exclude_self: bool = False,
     engine: str = "auto",
 ) -> dict[int, float]:
     """Share of queries with a positive among their K nearest neighbours.
@@ -49,7 +50,9 @@ def recall_at_k(
 
     embeddings: (Q, D) float, need not be normalised; a zero row has similarity 0 to all. labels: (Q,) any integers.
     gallery: (N, D) and gallery_labels: (N,), in the label map of `labels`; without them every row searches all
-    others, and the row itself is removed by index, not by position. With a gallery nothing is removed.
+    others, and the row itself is removed by index, not by position. With a gallery nothing is removed, unless
+    exclude_self: the queries are the first Q rows of the gallery, and query i never finds gallery row i. Without it,
+    queries that are also rows of the gallery score 100 %, with a warning.
     k: one K or several, each at least 1 and at most N (Q - 1 without gallery). engine: see `search.resolve_engine`.
     Returns {K: recall in [0, 1]} in the order of `k`.
 
@@ -64,12 +67,17 @@ def recall_at_k(
     Raises UsageError for K out of range, NaN or infinite embeddings (counted), and shapes that disagree.
     Kim et al. 2020, section 4 (evaluation protocol of Song et al. 2016).
     """
-    problem = make_problem(embeddings, labels, gallery, gallery_labels)
+    problem = make_problem(embeddings, labels, gallery, gallery_labels, exclude_self)
     return _recall(problem, as_ks(k), engine)
 
 
 def map_at_r(
-    embeddings: Array, labels: Array, *, gallery: Array | None = None, gallery_labels: Array | None = None
+    embeddings: Array,
+    labels: Array,
+    *,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
+    exclude_self: bool = False,
 ) -> float:
     """Mean average precision at R.
 
@@ -77,7 +85,7 @@ def map_at_r(
     AP@R = 1/R * sum over ranks i = 1..R of P(i), where P(i) is the precision of the i nearest neighbours if the i-th is
     of the query's class, else 0. The value is the mean of AP@R over queries, in [0, 1].
 
-    embeddings, labels, gallery, gallery_labels, and the removal of the query itself by index: as in `recall_at_k`.
+    embeddings, labels, gallery, gallery_labels, exclude_self: as in `recall_at_k`.
     Denominator: all Q queries; one with R = 0 counts as 0, as it is a miss in Recall@K, so that all columns of a
     table are over the same queries and MAP@R <= R-precision. pytorch-metric-learning leaves those queries out; its
     value is this one times Q / (Q - num_queries_without_positive).
@@ -91,20 +99,38 @@ def map_at_r(
     Raises UsageError for NaN or infinite embeddings (counted) and shapes that disagree.
     Musgrave et al. 2020, "A Metric Learning Reality Check", the two equations of MAP@R.
     """
-    average_precision, _ = _scores_at_r(make_problem(embeddings, labels, gallery, gallery_labels))
-    return average_precision.mean().item()
+    return metrics_at_r(embeddings, labels, gallery, gallery_labels, exclude_self)["map_at_r"]
 
 
 def r_precision(
-    embeddings: Array, labels: Array, *, gallery: Array | None = None, gallery_labels: Array | None = None
+    embeddings: Array,
+    labels: Array,
+    *,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
+    exclude_self: bool = False,
 ) -> float:
     """Share of positives among the R nearest neighbours, averaged over queries, in [0, 1].
 
     R, denominator (all Q queries, 0 where R = 0), self-match, ties, memory, raises: as in `map_at_r`.
     Musgrave et al. 2020, "A Metric Learning Reality Check".
     """
-    _, precision = _scores_at_r(make_problem(embeddings, labels, gallery, gallery_labels))
-    return precision.mean().item()
+    return metrics_at_r(embeddings, labels, gallery, gallery_labels, exclude_self)["r_precision"]
+
+
+def metrics_at_r(
+    embeddings: Array,
+    labels: Array,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
+    exclude_self: bool = False,
+) -> dict[str, float]:
+    """{"map_at_r", "r_precision"} from one ranking; see `map_at_r` and `r_precision`."""
+    return _means(*_scores_at_r(make_problem(embeddings, labels, gallery, gallery_labels, exclude_self)))
+
+
+def _means(average_precision: Tensor, precision: Tensor) -> dict[str, float]:
+    return {"map_at_r": average_precision.mean().item(), "r_precision": precision.mean().item()}
 
 
 def retrieval_metrics(
@@ -114,16 +140,16 @@ def retrieval_metrics(
     *,
     gallery: Array | None = None,
     gallery_labels: Array | None = None,
+    exclude_self: bool = False,
     engine: str = "auto",
 ) -> dict[str, float]:
     """Recall@K, MAP@R and R-precision: {"recall_at_1": ..., "map_at_r": ..., "r_precision": ...}.
 
     Arguments, rules and errors: as in `recall_at_k` and `map_at_r`. `engine` affects Recall@K only.
     """
-    problem = make_problem(embeddings, labels, gallery, gallery_labels)
+    problem = make_problem(embeddings, labels, gallery, gallery_labels, exclude_self)
     values = {f"recall_at_{each}": recall for each, recall in _recall(problem, as_ks(k), engine).items()}
-    average_precision, precision = _scores_at_r(problem)
-    return {**values, "map_at_r": average_precision.mean().item(), "r_precision": precision.mean().item()}
+    return values | _means(*_scores_at_r(problem))
 
 
 def metrics_of_ranking(
@@ -149,8 +175,7 @@ def metrics_of_ranking(
         raise UsageError(f"ranking holds an index outside the gallery of {len(held)} images.")
     correct = held[ranking] == wanted[:, None]
     values = {f"recall_at_{each}": correct[:, :each].any(1).double().mean().item() for each in ks}
-    average_precision, precision = _at_r(correct, r)
-    return {**values, "map_at_r": average_precision.mean().item(), "r_precision": precision.mean().item()}
+    return values | _means(*_at_r(correct, r))
 
 
 def _at_r(correct: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,7 +207,7 @@ def _recall(problem: Problem, ks: tuple[int, ...], engine: str) -> dict[int, flo
 
 def _scores_at_r(problem: Problem) -> tuple[Tensor, Tensor]:
     """Average precision at R and R-precision, (Q,) float64 each; 0 where R is 0."""
-    positives = num_positives(problem.labels, None if problem.exclude_self else problem.gallery_labels)
+    positives = problem.positives
     average_precision, precision = torch.zeros_like(positives, dtype=torch.float64).repeat(2, 1)
     with full_precision(problem.queries.device):
         # Queries of one chunk have about the same R, so lists are short where R is small.

@@ -24,9 +24,11 @@ from proxy_anchor.retrieval.search import (
     resolve_engine,
     row_chunks,
     similarity_chunk,
+    warn_of_copies,
 )
 
 TIE_TOLERANCE = 1e-12  # float64 similarities of exact duplicates differ by about 1e-16, at most 2e-16 * D
+_PAIRS = 2**13  # whose similarities are summed anew at once
 _SPARE_HITS = 32  # hits requested beyond K (or R), so that the K-th is rarely tied with the last one listed
 
 Array = Tensor | np.ndarray
@@ -38,12 +40,24 @@ class Problem:
 
     queries: Tensor  # (Q, D)
     labels: Tensor  # (Q,)
-    gallery: Tensor  # (N, D), the queries themselves when exclude_self
+    gallery: Tensor  # (N, D), the queries themselves without a gallery
     gallery_labels: Tensor  # (N,)
-    exclude_self: bool
+    exclude_self: bool  # query i is gallery row i, which is never its neighbour
+
+    @property
+    def positives(self) -> Tensor:
+        """(Q,) number of positives of each query."""
+        return num_positives(self.labels, self.gallery_labels) - int(self.exclude_self)
+
+    def float32(self) -> tuple[Tensor, Tensor]:
+        """Queries and gallery in float32."""
+        queries = self.queries.float()
+        return queries, queries if self.gallery is self.queries else self.gallery.float()
 
 
-def make_problem(embeddings: Array, labels: Array, gallery: Array | None, gallery_labels: Array | None) -> Problem:
+def make_problem(
+    embeddings: Array, labels: Array, gallery: Array | None, gallery_labels: Array | None, exclude_self: bool
+) -> Problem:
     """Check the input of a metric; arguments as in `metrics.recall_at_k`."""
     if (gallery is None) != (gallery_labels is None):
         raise UsageError("gallery and gallery_labels go together: give both, or neither to search the queries.")
@@ -53,7 +67,16 @@ def make_problem(embeddings: Array, labels: Array, gallery: Array | None, galler
         return Problem(unit, wanted, unit, wanted, True)
     gallery_rows, held = (each.to(rows.device) for each in _paired(gallery, gallery_labels, "gallery"))
     check_same_dim(rows, gallery_rows)
-    return Problem(normalise(rows, "query"), wanted, normalise(gallery_rows, "gallery"), held, False)
+    queries, unit = normalise(rows, "query"), normalise(gallery_rows, "gallery")
+    if exclude_self and not torch.equal(wanted, held[: len(wanted)]):
+        raise UsageError(
+            "exclude_self=True: query i must be gallery row i, but their labels differ or the gallery is shorter; put "
+            "the queries' rows first, or set it to False for a separate gallery."
+        )
+    if not exclude_self:
+        sample = queries[:: -(-len(queries) // 64)]
+        warn_of_copies(sample, unit[(sample @ unit.T).argmax(1)])
+    return Problem(queries, wanted, unit, held, exclude_self)
 
 
 def num_positives(labels: Array, gallery_labels: Array | None = None) -> Tensor:
@@ -112,7 +135,7 @@ def first_positive_ranks(problem: Problem, ks: tuple[int, ...], engine: str) -> 
     with full_precision(problem.queries.device):
         bounds = _count_torch(problem) if engine == "torch" else _count_listed(problem, max(ks), engine)
         ahead, maybe_ahead = bounds
-        positives = num_positives(problem.labels, None if problem.exclude_self else problem.gallery_labels)
+        positives = problem.positives
         wanted = torch.tensor(ks, device=ahead.device)
         # A hit at K needs fewer than K images ahead: certain if maybe_ahead < K, excluded if ahead >= K.
         open_ = ((ahead[:, None] < wanted) & (wanted <= maybe_ahead[:, None])).any(1) & (positives > 0)
@@ -128,8 +151,7 @@ def _count_torch(problem: Problem) -> tuple[Tensor, Tensor]:
 
     Two (Q,) int64, by counting instead of sorting.
     """
-    queries = problem.queries.float()
-    gallery = queries if problem.exclude_self else problem.gallery.float()
+    queries, gallery = problem.float32()
     margin = _margin(problem)
     ahead, maybe_ahead = torch.empty(2, len(queries), dtype=torch.int64, device=queries.device)
     for rows in row_chunks(len(queries), len(gallery)):
@@ -146,8 +168,7 @@ def _count_listed(problem: Problem, k: int, engine: str) -> tuple[Tensor, Tensor
     available = len(problem.gallery) - problem.exclude_self
     limit = FAISS_GPU_MAX_K - problem.exclude_self if engine == "faiss_gpu" else available
     listed = min(k + _SPARE_HITS, available, limit)
-    queries = problem.queries.float()
-    gallery = queries if problem.exclude_self else problem.gallery.float()
+    queries, gallery = problem.float32()
     similarities, indices = nearest(queries, gallery, listed, engine, exclude_self=problem.exclude_self)
     margin = _margin(problem)
     ahead, maybe_ahead = torch.empty(2, len(queries), dtype=torch.int64, device=queries.device)
@@ -171,11 +192,27 @@ def _count_exact(problem: Problem, rows: Tensor) -> Tensor:
     similarities = similarity_chunk(problem.queries, problem.gallery, rows, problem.exclude_self)
     same = problem.labels[rows, None] == problem.gallery_labels
     best = similarities.masked_fill(~same, -torch.inf).amax(1, keepdim=True)
+    # Sums in another order, as for another chunk size, could differ on whether these pairs are tied.
+    gap, rounding = (similarities - best).abs(), 4 * problem.queries.shape[1] * 2.0**-53
+    edge = (gap - TIE_TOLERANCE).abs() <= rounding
+    if edge.any():
+        unsure = (edge | (same & (gap <= rounding))) & edge.any(1, keepdim=True)
+        for query, row in (pairs.T for pairs in unsure.nonzero().split(_PAIRS)):
+            similarities[query, row] = _ordered_sum(problem.queries[rows[query]] * problem.gallery[row])
+        best = similarities.masked_fill(~same, -torch.inf).amax(1, keepdim=True)
     index = torch.arange(len(problem.gallery), device=rows.device)
     above = similarities > best + TIE_TOLERANCE
     tied = (similarities >= best - TIE_TOLERANCE) & ~above
     first = torch.where(tied & same, index, len(index)).amin(1, keepdim=True)
     return _count(above | (tied & ~same & (index < first))).long()
+
+
+def _ordered_sum(terms: Tensor) -> Tensor:
+    """(n, D) to (n,), by adding halves: the same order of additions for every n, engine and device."""
+    while terms.shape[1] > 1:
+        half = terms.shape[1] // 2
+        terms = torch.cat([terms[:, :half] + terms[:, half : 2 * half], terms[:, 2 * half :]], dim=1)
+    return terms[:, 0]
 
 
 def _count(rows: Tensor) -> Tensor:
@@ -191,7 +228,9 @@ def as_labels(labels: Array, name: str) -> Tensor:
     """Convert to a detached (rows,) int64 tensor, or raise UsageError."""
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
         labels = torch.from_numpy(labels.astype(np.int64))
-    integers = isinstance(labels, Tensor) and not (labels.dtype == torch.bool or labels.dtype.is_floating_point)
+    integers = isinstance(labels, Tensor) and not (
+        labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex()
+    )
     if not isinstance(labels, Tensor) or labels.ndim != 1 or not integers:
         kind = f"{labels.dtype} of shape {tuple(labels.shape)}" if hasattr(labels, "shape") else type(labels).__name__
         raise UsageError(f"{name}: expected a one-dimensional tensor or array of integers, got {kind}.")

@@ -28,6 +28,9 @@ class RecallAtK(Metric):
     `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank. `forward` returns the same for its
     batch alone, NaN for a K that the batch cannot answer because it has at most K rows, or no query.
 
+    exclude_self: gallery rows of a query's dataset index are that query's own, and never its neighbours; every query
+    needs one. Among equal similarities the queries' own rows come before the other gallery rows.
+
     A distributed sampler repeats rows to make shards equal, and a copy of a query is a certain hit. Rows are therefore
     identified by their dataset index: after gathering, each index counts once and rows are in dataset order. The value
     does not depend on the number of ranks.
@@ -46,12 +49,14 @@ class RecallAtK(Metric):
         k: int | Iterable[int] = (1, 2, 4, 8),
         *,
         engine: str = "auto",
+        exclude_self: bool = False,
         num_images: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.ks = as_ks(k)
         self.engine = engine
+        self.exclude_self = exclude_self
         self.num_images = num_images
         self._batch_alone = False
         resolve_engine(engine, max(self.ks))  # a missing faiss is reported before the first epoch
@@ -151,7 +156,7 @@ class RecallAtK(Metric):
         queries, found = (_distinct(indices, rows) for rows in (~in_gallery, in_gallery))
         ks = self.ks
         if self._batch_alone:
-            longest = (len(found) or len(queries) - 1) if len(queries) else 0
+            longest = (len(found) - self.exclude_self if len(found) else len(queries) - 1) if len(queries) else 0
             ks = tuple(k for k in self.ks if k <= longest)
         elif self.num_images is not None and len(queries) + len(found) != self.num_images:
             raise UsageError(
@@ -160,7 +165,13 @@ class RecallAtK(Metric):
             )
         recall: dict[int, float] = {}
         if ks:
-            gallery = {"gallery": embeddings[found], "gallery_labels": labels[found]} if len(found) else {}
+            gallery: dict[str, Any] = {}
+            if len(found):
+                if self.exclude_self:  # `recall_at_k` takes the queries' own rows first, in their order
+                    own = torch.isin(indices[found], indices[queries])
+                    found = torch.cat([found[own], found[~own]])
+                gallery = {"gallery": embeddings[found], "gallery_labels": labels[found]}
+                gallery["exclude_self"] = self.exclude_self
             recall = recall_at_k(embeddings[queries], labels[queries], ks, engine=self.engine, **gallery)
         return {k: recall.get(k, math.nan) for k in self.ks}
 

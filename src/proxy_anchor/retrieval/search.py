@@ -28,6 +28,7 @@ from proxy_anchor.errors import UsageError, check_choice, check_int
 ENGINES = ("auto", "faiss_gpu", "faiss_cpu", "torch")
 FAISS_GPU_MAX_K = 2048  # fixed in faiss: its GPU kernels hold the K best in registers
 CHUNK_ELEMENTS = 2**25  # similarities in memory at once with the torch engine: 128 MiB in float32
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FAISS_GPU_SCRATCH_BYTES = 256 * 2**20  # faiss tiles its work to fit; its own default is up to 1.5 GiB
 _FAISS_GPU_LOCK = threading.Lock()  # faiss's handles and scratch memory serve one search at a time
 # Timeout of the test search: the first start of CUDA takes half a minute on a slow disk.
@@ -83,7 +84,10 @@ def search(
     engine = resolve_engine(engine, k, exclude_self=exclude_self, device=query_rows.device)
     unit_queries = normalise(query_rows, "query").float()
     unit_gallery = unit_queries if gallery is queries else normalise(gallery_rows, "gallery").float()
-    return nearest(unit_queries, unit_gallery, k, engine, exclude_self=exclude_self)
+    similarities, indices = nearest(unit_queries, unit_gallery, k, engine, exclude_self=exclude_self)
+    if not exclude_self:
+        warn_of_copies(unit_queries, unit_gallery[indices[:, 0]])
+    return similarities, indices
 
 
 def resolve_engine(
@@ -289,11 +293,16 @@ def as_rows(embeddings: Tensor | np.ndarray, name: str) -> Tensor:
     """Convert to a detached (rows, D) floating-point tensor, or raise UsageError."""
     if isinstance(embeddings, np.ndarray):
         # A copy, because torch refuses negative strides and warns about read-only arrays.
-        embeddings = torch.from_numpy(np.array(embeddings))
+        try:
+            embeddings = torch.from_numpy(np.array(embeddings))
+        except TypeError:  # strings, objects
+            raise UsageError(f"{name}: expected a float array, got {embeddings.dtype}.") from None
     if not isinstance(embeddings, Tensor):
         raise UsageError(f"{name}: expected a torch tensor or numpy array, got {type(embeddings).__name__}.")
-    if embeddings.ndim != 2 or 0 in embeddings.shape or not embeddings.is_floating_point():
-        shape, kind = tuple(embeddings.shape), str(embeddings.dtype).removeprefix("torch.")
+    dense = embeddings.layout == torch.strided and embeddings.dtype in _FLOATS
+    if embeddings.ndim != 2 or 0 in embeddings.shape or not dense:
+        layout, kind = (str(each).removeprefix("torch.") for each in (embeddings.layout, embeddings.dtype))
+        shape, kind = tuple(embeddings.shape), kind if embeddings.layout == torch.strided else f"{layout} {kind}"
         raise UsageError(f"{name}: expected a non-empty (rows, D) float table, got {kind} of shape {shape}.")
     return embeddings.detach()
 
@@ -311,6 +320,20 @@ def normalise(rows: Tensor, name: str) -> Tensor:
     unit = rows.double()
     unit = unit / unit.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)  # no overflow in squares
     return unit / unit.norm(dim=1, keepdim=True).clamp_min(0.5)  # the norm is at least 1, or the row is zero
+
+
+def warn_of_copies(queries: Tensor, found: Tensor) -> None:
+    """Warn where nearly every query (Q, D) equals its nearest row (Q, D): it is in the gallery and finds itself.
+
+    Entries may differ by 1e-6: an image embedded in another batch is rounded differently. One query alone is no sign.
+    """
+    copies = int(((queries - found).abs().amax(1) <= 1e-6).sum())
+    if len(queries) > 1 and copies >= 0.95 * len(queries):
+        warnings.warn(
+            "nearly all queries are also rows of the gallery and find themselves first: leave them out of the gallery "
+            "(in metrics and search: or pass exclude_self=True).",
+            stacklevel=3,
+        )
 
 
 def check_same_dim(queries: Tensor, gallery: Tensor) -> None:
