@@ -23,7 +23,7 @@ from common import make_photographs
 from torch.nn import functional as F
 
 from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.images import find_images
+from proxy_anchor.data.files import find_images
 from proxy_anchor.inference.checkpoint import TrainedNet, load_trained
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.index import VectorIndex

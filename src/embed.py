@@ -21,7 +21,7 @@ def embed(cfg: DictConfig) -> int:
     import shutil
     import time
 
-    from proxy_anchor.data.images import class_folders, find_images
+    from proxy_anchor.data.files import class_folders, find_images
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.inference.gallery import report_skipped

@@ -15,7 +15,7 @@ from proxy_anchor.cli import main as entry
 
 def search(cfg: DictConfig) -> list[dict[str, Any]]:
     """Print the neighbours, write them as JSON and HTML, return the list."""
-    from proxy_anchor.data.images import find_images
+    from proxy_anchor.data.files import find_images
     from proxy_anchor.errors import UsageError
     from proxy_anchor.inference.gallery import open_index, report_skipped
     from proxy_anchor.inference.hits import vote

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import messages
 from proxy_anchor.data.augment import CentralCrop, RandomCrops
+from proxy_anchor.data.files import images_below
 from proxy_anchor.data.images import (
     ImageDataset,
     InputImages,
     check_workers,
-    images_below,
     open_image,
     open_input,
     read_rgb,

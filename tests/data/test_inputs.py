@@ -14,13 +14,8 @@ import torch
 from PIL import Image
 
 from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.images import (
-    InputImages,
-    collate_readable,
-    find_images,
-    input_key,
-    open_input,
-)
+from proxy_anchor.data.files import find_images
+from proxy_anchor.data.images import InputImages, collate_readable, input_key, open_input
 from proxy_anchor.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from proxy_anchor.data.images import counted_suffixes, image_suffixes, images_below, is_hidden
+from proxy_anchor.data.files import counted_suffixes, image_suffixes, images_below, is_hidden
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
 from proxy_anchor.errors import UsageError, check_int, check_number, did_you_mean, reason_of
 

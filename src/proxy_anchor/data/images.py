@@ -6,11 +6,10 @@ import hashlib
 import io
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from proxy_anchor.data.table import ImageTable, natural_key
+from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UnreadableImage, UsageError, reason_of
 from proxy_anchor.utils import available_cpus
 
@@ -29,7 +28,6 @@ SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, shared by processes
 _FILES_PER_WORKER = 16  # pipes, and tensors on their way
 Crops = Callable[[Image.Image, int, int], Tensor]  # (image, epoch, row) -> uint8 (3, crop, crop)
 
-_NOT_DECODED = ("EPS", "MPEG")  # Pillow needs Ghostscript for EPS, and reads no more than the header of a video
 _T = Image.Transpose
 _TURNS = dict(  # by EXIF orientation
     enumerate(
@@ -46,53 +44,6 @@ _TURNS = dict(  # by EXIF orientation
     )
 )
 _SWAPPED = range(5, 9)  # orientations that exchange width and height
-
-
-def is_hidden(path: Path) -> bool:
-    """Whether any part of a relative path is hidden or __MACOSX."""
-    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
-
-
-@cache
-def image_suffixes() -> frozenset[str]:
-    """Suffixes of the formats that Pillow decodes, with those of its plugins that are registered."""
-
-    def is_decoded(name: str) -> bool:
-        factory = Image.OPEN.get("JPEG" if name == "MPO" else name, (None,))[0]
-        is_stub = isinstance(factory, type) and issubclass(factory, ImageFile.StubImageFile)  # without a decoder
-        return factory is not None and not is_stub and name not in _NOT_DECODED
-
-    return frozenset(suffix for suffix, name in Image.registered_extensions().items() if is_decoded(name))
-
-
-def images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """Image files below a folder, in natural order, and the number of other files by suffix.
-
-    Links to folders are followed, except to a folder that holds the link. Hidden files and leftovers of archive
-    tools are neither.
-    """
-    found = list(_files_below(folder, ()))
-    images = [path for path in found if path.suffix.lower() in image_suffixes()]
-    suffixes = (path.suffix.lower() for path in found)
-    others = Counter(each or "without suffix" for each in suffixes if each not in image_suffixes())
-    return sorted(images, key=lambda path: natural_key(path.relative_to(folder).as_posix())), others
-
-
-def _files_below(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
-    here = os.path.realpath(folder)
-    for entry in os.scandir(folder) if here not in above else ():
-        path = folder / entry.name
-        if is_hidden(Path(entry.name)):
-            continue
-        if path.is_dir():
-            yield from _files_below(path, (*above, here))
-        else:
-            yield path
-
-
-def counted_suffixes(others: Counter[str]) -> str:
-    """'12 .heic, 1 .txt', the most frequent first."""
-    return ", ".join(f"{count:,} {suffix}" for suffix, count in others.most_common())
 
 
 def _orientation(image: Image.Image) -> int:
@@ -242,36 +193,6 @@ ImageInput = str | Path | bytes | np.ndarray | Image.Image
 Prepared = tuple[int, Tensor | None, str]  # row, pixels or None, reason or ""
 
 THUMBNAIL_QUALITY = 80
-
-
-def find_images(folder: Path | str) -> list[Path]:
-    """All image files below a folder, in natural order; prints how many other files it holds.
-
-    See `images_below`. Raises UsageError for a folder that does not exist or holds no image.
-    """
-    root = Path(folder)
-    if not root.is_dir():
-        raise UsageError(f"{root}: no such folder of images.")
-    found, others = images_below(root)
-    left_out = f"no images, and left out: {counted_suffixes(others)}" if others else ""
-    if not found:
-        raise UsageError(
-            f"{root} holds no image file{left_out and f' ({left_out})'}: there is nothing to search or embed in it."
-        )
-    if left_out:
-        print(f"{root}: {left_out}", flush=True)
-    return [path for path in found if not path.is_fifo()]  # reading a pipe would wait; training refuses it
-
-
-def class_folders(paths: Sequence[Path], root: Path | str) -> list[str | None]:
-    """Class of each image: its first sub-folder below `root`.
-
-    None for all images unless every image has a sub-folder.
-    """
-    parts = [path.relative_to(root).parts for path in paths]
-    if all(len(each) > 1 for each in parts):
-        return [each[0] for each in parts]
-    return [None] * len(paths)
 
 
 def open_input(

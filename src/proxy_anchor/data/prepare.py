@@ -17,7 +17,7 @@ import pooch
 import requests
 from tqdm import tqdm
 
-from proxy_anchor.data.images import is_hidden
+from proxy_anchor.data.files import is_hidden
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError, reason_of
 

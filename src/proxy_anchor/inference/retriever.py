@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxy_anchor.data.images import ImageInput, class_folders, find_images, input_key, make_thumbnail, read_rgb
+from proxy_anchor.data.files import class_folders, find_images
+from proxy_anchor.data.images import ImageInput, input_key, make_thumbnail, read_rgb
 from proxy_anchor.data.table import shorten
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.inference.checkpoint import TrainedNet, load_trained, written_whole

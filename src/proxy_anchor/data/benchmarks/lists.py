@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy_anchor.data.images import is_hidden
+from proxy_anchor.data.files import is_hidden
 from proxy_anchor.errors import UsageError
 
 
