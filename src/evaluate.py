@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli import checks, config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.reports.runs import BEFORE, rename_former_keys
+from proxy_anchor.reports.former_keys import rename_former_keys
+from proxy_anchor.reports.runs import BEFORE
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:

@@ -14,7 +14,7 @@ from omegaconf import open_dict
 from proxy_anchor.cli import checks, config, start
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.runs import rename_former_keys
+from proxy_anchor.reports.former_keys import rename_former_keys
 from proxy_anchor.training import compile
 from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.distributed import LeanDDP

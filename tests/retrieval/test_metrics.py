@@ -27,6 +27,7 @@ from proxy_anchor.retrieval.metrics import (
     retrieval_metrics,
 )
 from proxy_anchor.retrieval.recall_at_k import RecallAtK
+from proxy_anchor.retrieval.rows import float32_error
 
 AVAILABLE = ["torch"]
 AVAILABLE += ["faiss_cpu"] if search_module.has_faiss() else []
@@ -194,7 +195,7 @@ class TestEnginesAgree:
             chunk = plain(queries, gallery, rows, exclude_self)
             if chunk.dtype == torch.float32:
                 noise = torch.rand(chunk.shape, generator=generator) * 2 - 1
-                chunk += noise * (search_module.float32_error(queries.shape[1]) - 2e-7)
+                chunk += noise * (float32_error(queries.shape[1]) - 2e-7)
             return chunk
 
         def noisy_list(

@@ -14,7 +14,8 @@ import torch
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import search as module
-from proxy_anchor.retrieval.search import float32_error, resolve_engine, search
+from proxy_anchor.retrieval.rows import float32_error, normalise
+from proxy_anchor.retrieval.search import resolve_engine, search
 
 ENGINES = [
     "torch",
@@ -320,7 +321,7 @@ class TestFaissGpuProbe:
 
 @pytest.mark.parametrize("dim", [1, 3, 64, 512, 2048])
 def test_float32_error_bounds_every_engine(dim: int) -> None:
-    x = module.normalise(torch.cat([rows(40, dim), rows(40, dim).abs(), torch.ones(1, dim)]), "query")
+    x = normalise(torch.cat([rows(40, dim), rows(40, dim).abs(), torch.ones(1, dim)]), "query")
     exact = x @ x.T
     for engine in ("torch", "faiss_cpu") if module.has_faiss() else ("torch",):
         similarities, indices = module.nearest(x.float(), x.float(), 81, engine, exclude_self=False)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from proxy_anchor.cli.config import absolute, is_scored, learning
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
-from proxy_anchor.reports.runs import rename_former_keys
+from proxy_anchor.reports.former_keys import rename_former_keys
 from proxy_anchor.utils import rank
 
 # Values of more than one type; every other value has the type of its default.

@@ -13,7 +13,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from proxy_anchor.cli.checks import check_config
 from proxy_anchor.cli.config import make_paths_absolute
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice
-from proxy_anchor.reports.runs import BEFORE, NO_EFFECT, rename_former_keys
+from proxy_anchor.reports.former_keys import rename_former_keys
+from proxy_anchor.reports.runs import BEFORE, NO_EFFECT
 from proxy_anchor.training.run_lock import take
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, is_distributed, rank, read_result
 

@@ -13,16 +13,8 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval.search import (
-    as_rows,
-    check_k,
-    check_same_dim,
-    has_faiss,
-    nearest,
-    normalise,
-    resolve_engine,
-    warn_of_copies,
-)
+from proxy_anchor.retrieval.rows import as_rows, check_k, check_same_dim, normalise, warn_of_copies
+from proxy_anchor.retrieval.search import has_faiss, nearest, resolve_engine
 
 VECTORS_FILE, FAISS_FILE = "embeddings.npy", "index.faiss"
 

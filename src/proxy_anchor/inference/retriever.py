@@ -21,7 +21,7 @@ from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.hits import Hit
 from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.retrieval.reranking import RERANKINGS, rerank
-from proxy_anchor.retrieval.search import check_k
+from proxy_anchor.retrieval.rows import check_k
 from proxy_anchor.retrieval.threshold import Threshold, calibrate_threshold
 
 INDEX_FORMAT = 3

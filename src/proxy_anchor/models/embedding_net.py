@@ -268,6 +268,5 @@ def inspect_backbone(backbone: str, pooling: str, image_size: int) -> tuple[str,
             f"backbone {backbone} has no feature map to pool{reason}: set backbone.pooling=own instead of {pooling}."
         )
     raise UsageError(
-        f"backbone {backbone} gives no vector per image: set backbone.pooling=avg+max, or choose another where it has "
-        "no feature map either."
+        f"backbone {backbone} gives no vector per image: set backbone.pooling=avg+max, or choose another backbone."
     )

@@ -15,7 +15,8 @@ from torch import Tensor
 from proxy_anchor.data.images import read_rgb
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval.search import normalise, row_chunks, search, similarity_chunk
+from proxy_anchor.retrieval.rows import normalise
+from proxy_anchor.retrieval.search import row_chunks, search, similarity_chunk
 from proxy_anchor.utils import write_text
 
 # A green and a red that are distinct for every kind of colour vision.

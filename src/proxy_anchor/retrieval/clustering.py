@@ -15,7 +15,8 @@ from torchmetrics.functional.clustering import normalized_mutual_info_score
 
 from proxy_anchor.errors import UsageError, check_int
 from proxy_anchor.retrieval.metrics import Array, as_labels
-from proxy_anchor.retrieval.search import as_rows, full_precision, normalise, row_chunks
+from proxy_anchor.retrieval.rows import as_rows, normalise
+from proxy_anchor.retrieval.search import full_precision, row_chunks
 
 
 def nmi(embeddings: Array, labels: Array, *, seed: int = 0, num_iterations: int = 20) -> float:

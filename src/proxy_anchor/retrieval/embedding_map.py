@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import UsageError, check_choice
-from proxy_anchor.retrieval.search import as_rows, normalise
+from proxy_anchor.retrieval.rows import as_rows, normalise
 
 METHODS = ("pca", "tsne", "umap")
 

@@ -30,7 +30,8 @@ from proxy_anchor.retrieval.ranking import (
     nearest_at_r,
     num_positives,
 )
-from proxy_anchor.retrieval.search import check_k, full_precision, row_chunks
+from proxy_anchor.retrieval.rows import check_k
+from proxy_anchor.retrieval.search import full_precision, row_chunks
 
 
 def recall_at_k(

@@ -13,18 +13,14 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.retrieval.rows import as_rows, check_same_dim, float32_error, normalise, warn_of_copies
 from proxy_anchor.retrieval.search import (
     FAISS_GPU_MAX_K,
-    as_rows,
-    check_same_dim,
-    float32_error,
     full_precision,
     nearest,
-    normalise,
     resolve_engine,
     row_chunks,
     similarity_chunk,
-    warn_of_copies,
 )
 
 TIE_TOLERANCE = 1e-12  # float64 similarities of exact duplicates differ by about 1e-16, at most 2e-16 * D

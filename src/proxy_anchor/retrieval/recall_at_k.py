@@ -14,7 +14,8 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.retrieval.metrics import as_ks, as_labels, recall_at_k
-from proxy_anchor.retrieval.search import as_rows, resolve_engine
+from proxy_anchor.retrieval.rows import as_rows
+from proxy_anchor.retrieval.search import resolve_engine
 
 _NO_INDEX = torch.iinfo(torch.int64).min  # of a row that was added without a dataset index
 

@@ -14,18 +14,8 @@ from torch import Tensor
 
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
 from proxy_anchor.retrieval.metrics import metrics_of_ranking, num_positives
-from proxy_anchor.retrieval.search import (
-    as_rows,
-    check_k,
-    check_same_dim,
-    full_precision,
-    nearest,
-    normalise,
-    order_ties,
-    resolve_engine,
-    row_chunks,
-    search,
-)
+from proxy_anchor.retrieval.rows import as_rows, check_k, check_same_dim, normalise
+from proxy_anchor.retrieval.search import full_precision, nearest, order_ties, resolve_engine, row_chunks, search
 
 Array = Tensor | np.ndarray
 RERANKINGS = ("none", "query_expansion", "k_reciprocal")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from proxy_anchor.errors import UsageError, check_number
 from proxy_anchor.retrieval.metrics import as_labels
-from proxy_anchor.retrieval.search import as_rows, full_precision, normalise
+from proxy_anchor.retrieval.rows import as_rows, normalise
+from proxy_anchor.retrieval.search import full_precision
 
 _ABOVE = 1e-6  # several rounding errors of a float32 similarity
 MAX_IMAGES = 10_000  # 50 million pairs; larger sets are sampled down to this size

@@ -15,7 +15,7 @@ from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError, check_int
 from proxy_anchor.retrieval.metrics import num_queries_without_positive
 from proxy_anchor.retrieval.recall_at_k import RecallAtK
-from proxy_anchor.retrieval.search import check_k
+from proxy_anchor.retrieval.rows import check_k
 
 
 @dataclass(frozen=True)
