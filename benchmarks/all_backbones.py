@@ -19,8 +19,8 @@ import torch
 from common import HERE, append_rows, where_it_ran
 from tqdm import tqdm
 
+import proxy_anchor.models  # noqa: F401  (registers the networks that timm lacks)
 from proxy_anchor.errors import UsageError, reason_of
-from proxy_anchor.models import registered  # noqa: F401  (registers the networks that timm lacks)
 from proxy_anchor.models.embedding_net import inspect_backbone
 
 

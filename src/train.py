@@ -88,7 +88,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     compilation = config.compilation(cfg, data.num_eval_images)
     learner = MetricLearner(net, loss, **config.learning(cfg), metadata=metadata, **compilation)
 
-    described = [f"run folder: {folder}", data.describe(), config.describe_training(cfg), chosen]
+    described = [f"run folder: {folder}", data.describe(), config.describe_training(cfg, net), chosen]
     print("\n".join(filter(None, described)), flush=True)
     with messages.explained(cfg), naming_bad_images(data.splits, data.on_bad_image):
         if before is None:

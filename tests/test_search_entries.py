@@ -61,7 +61,7 @@ def test_search_commands(here: Path, run: Callable) -> None:
     broken.write_text("no image")
     printed = run(first)
     broken.unlink()
-    assert "1 images cannot be read and are left out" in printed
+    assert "left out, as they cannot be read: 1 image" in printed
     assert "broken.png" in printed
     [answer] = json.loads((here / "search.json").read_text())["queries"]
     assert len(answer["hits"]) == 5

@@ -146,7 +146,7 @@ def test_validation_folds_report_the_mean(tmp_path):
 def test_what_is_allowed_is_not_refused(tmp_path):
     allowed = ["trainer.gradient_clip_val=null", "run=7", "~trainer.log_every_n_steps", "optimizer.weight_decay=0"]
     output = run_ok("train.py", *TINY_GLYPHS, *allowed, "backbone=test_vit", "backbone.pretrained=false", cwd=tmp_path)
-    assert "network: test_vit, 16-d" in output  # any name of timm's
+    assert "network: test_vit, pooling its own, 16-d" in output  # any name of timm's
 
 
 BAD_INPUT = {

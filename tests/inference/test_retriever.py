@@ -123,7 +123,7 @@ def test_unreadable_images_are_listed_and_left_out(make_checkpoint: Callable, ga
     assert len(retriever) == 15
     assert [Path(name).name for name, _ in retriever.skipped] == ["broken.jpg", "empty.jpg"]
     printed = capsys.readouterr().out
-    assert "2 images cannot be read and are left out" in printed
+    assert "left out, as they cannot be read: 2 images" in printed
     assert "broken.jpg" in printed
     assert "empty file" in printed
     assert "gallery: 15 images" in printed

@@ -104,16 +104,19 @@ def fit_to_images(cfg: DictConfig, splits: Splits, recall: RecallCallback, *, nu
     return f"chosen for {len(train):,} training images: {', '.join(chosen)}" if chosen else ""
 
 
-def describe_training(cfg: DictConfig) -> str:
+def describe_training(cfg: DictConfig, net: EmbeddingNet) -> str:
     """One line: the network and its recipe."""
+    from torch.nn import Identity
+
     from proxy_anchor.data.augment import described_colors
 
     colors = described_colors(cfg.dataset.images)
+    pooling = "its own" if isinstance(net.pool, Identity) else cfg.backbone.pooling.replace("auto", "avg+max")
     return (
-        f"network: {cfg.backbone.name}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of batches of "
-        f"{cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; {_described(cfg.optimizer)}, "
-        f"{_described(cfg.scheduler)}; batch norm {cfg.batch_norm}{f'; colours {colors}' if colors else ''}; drop path "
-        f"{cfg.backbone.drop_path:g}, no dropout"
+        f"network: {cfg.backbone.name}, pooling {pooling}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of "
+        f"batches of {cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; "
+        f"{_described(cfg.optimizer)}, {_described(cfg.scheduler)}; batch norm {cfg.batch_norm}"
+        f"{f'; colours {colors}' if colors else ''}; drop path {cfg.backbone.drop_path:g}, no dropout"
     )
 
 

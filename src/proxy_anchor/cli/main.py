@@ -84,7 +84,7 @@ class TimmSource(ConfigSource):
             return False
         import timm
 
-        from proxy_anchor.models import registered  # noqa: F401  (registers the networks that timm lacks)
+        import proxy_anchor.models  # noqa: F401  (registers the networks that timm lacks)
 
         name = self._model_name(config_path)
         return name.startswith(("hf-hub:", "local-dir:")) or timm.is_model(name)

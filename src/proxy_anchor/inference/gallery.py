@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import UsageError, counted
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.retriever import INDEX_FILE, Retriever
 from proxy_anchor.training.callbacks.health import COLLAPSED, mean_similarity
@@ -47,7 +47,7 @@ def open_index(
                 retriever.save(index)
                 print(f"index {index}: {added:,} images added or changed, {removed:,} removed")
             shutil.rmtree(shards, ignore_errors=True)
-    print(f"gallery: {len(retriever):,} images", flush=True)
+    print(f"gallery: {counted(len(retriever), 'image')}", flush=True)
     warn_of_collapse(retriever.embeddings[1][:: 1 + len(retriever) // 10_000])  # an index may be large, and on disk
     return retriever
 
@@ -68,6 +68,6 @@ def warn_of_collapse(embeddings: Tensor, source: str = "") -> None:
 def report_skipped(skipped: Sequence[tuple[str, str]]) -> None:
     """Print the number of unreadable images, and each with its reason."""
     if skipped:
-        print(f"{len(skipped)} images cannot be read and are left out:")
+        print(f"left out, as they cannot be read: {counted(len(skipped), 'image')}")
         for name, reason in skipped:
             print(f"  {reason if name in reason else f'{name}: {reason}'}", flush=True)

@@ -16,7 +16,6 @@ from timm.models import load_state_dict, remap_state_dict, set_pretrained_check_
 from torch import nn
 
 from proxy_anchor.errors import UsageError, reason_of
-from proxy_anchor.models import registered  # noqa: F401  (registers the networks that timm lacks)
 
 
 def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.Module:
