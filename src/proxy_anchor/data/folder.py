@@ -33,14 +33,15 @@ def load_folder(
 ) -> Splits:
     """Splits of the user's own images.
 
-    root: a folder with one sub-folder of images per class, or with `train` and `test` folders of such sub-folders.
-        With `csv_file`: the base of relative paths in the list (default: the folder of the list).
-    csv_file: a table with the columns path, label and, optionally, split (train or test) and role (query or gallery,
-        for test images).
-    test_fraction: without a given split, the share of the *classes* that is searched, at least two; at least two
-        classes train, and no class is on both sides. None is one half; 1 searches all classes and trains on none.
-    split_seed: seed of the choice of classes.
-    verify_files: False also lists images that are missing or empty, for src/check.py.
+    Args:
+        root: a folder with one sub-folder of images per class, or with `train` and `test` folders of such sub-folders.
+            With `csv_file`: the base of relative paths in the list (default: the folder of the list).
+        csv_file: a table with the columns path, label and, optionally, split (train or test) and role (query or
+            gallery, for test images).
+        test_fraction: without a given split, the share of the *classes* that is searched, at least two; at least two
+            classes train, and no class is on both sides. None is one half; 1 searches all classes and trains on none.
+        split_seed: seed of the choice of classes.
+        verify_files: False also lists images that are missing or empty, for src/check.py.
 
     Raises UsageError for a missing folder or list, an empty class, unknown columns or values, missing or empty images,
     or too few classes.
