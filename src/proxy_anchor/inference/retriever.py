@@ -42,7 +42,7 @@ class Item:
 class Retriever:
     """Finds the gallery images most similar to a query, by cosine similarity.
 
-    Images are paths, encoded files' bytes, (H, W, 3) uint8 arrays or Pillow images; they are prepared as in evaluation::
+    Images are paths, encoded files' bytes, (H, W, 3) uint8 arrays or Pillow images, prepared as in evaluation::
 
         retriever = Retriever.from_pretrained("runs/NAME").index("my_pictures")
         for hit in retriever.search("query.jpg", k=5)[0]:
