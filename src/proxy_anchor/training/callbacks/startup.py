@@ -70,6 +70,7 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
             raise wrong or AgreedError(told[0])
         if any(each is None for each in gather_objects(check)):  # what follows computes on all ranks
             return "not checked: the plain float32 network of this batch does not fit in the GPU's memory"
+        assert check is not None
         remember_check(file, check)
         when = "its"
     assert check is not None
