@@ -19,7 +19,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ def without_paths(result: dict[str, Any], *private: str) -> dict[str, Any]:
     return json.loads(text)
 
 
-def train_all(runs: Runs, records: Path, root: Path, jobs: int) -> None:
+def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> None:
     """Train one run after another in this process, write the records, print one line each."""
     entry.register_plugins()
     with tempfile.TemporaryDirectory() as folder:
@@ -179,8 +179,10 @@ def train_all(runs: Runs, records: Path, root: Path, jobs: int) -> None:
                 print(f"{name}: failed: {type(error).__name__}: {str(error)[-500:]}", flush=True)
                 continue
             result["command"] = " ".join(["train.py", *overrides])
-            private = (str(root), folder, str(HERE.parent), str(Path.home()))
-            write_json(records / f"{name}.json", without_paths(result | {"parallel_jobs": jobs}, *private))
+            result = without_paths(
+                result | {"parallel_jobs": jobs}, *private, folder, str(HERE.parent), str(Path.home())
+            )
+            write_json(records / f"{name}.json", result)
             recall = {epoch: 100 * result[epoch]["recall"]["1"] for epoch in ("untrained", "best", "last")}
             print(f"{name}: " + ", ".join(f"{epoch} {value:.1f}" for epoch, value in recall.items()), flush=True)
             entry.forget_last_run()
@@ -210,7 +212,7 @@ def main() -> None:
     if given.part is None and given.jobs > 1:
         command = [sys.executable, __file__, *sys.argv[1:]]
         parts = [subprocess.Popen([*command, "--part", str(part)]) for part in range(given.jobs)]
-        raise SystemExit(max(part.wait() for part in parts))
+        raise SystemExit(max(abs(part.wait()) for part in parts))  # negative: ended by a signal
 
     records = given.output / given.study
     records.mkdir(parents=True, exist_ok=True)
@@ -222,7 +224,7 @@ def main() -> None:
         runs = STUDIES[given.study]()
         wanted = [name for name in runs if name.startswith(given.only)][given.part or 0 :: given.jobs]
         missing = {name: [*runs[name], *given.overrides] for name in wanted if not (records / f"{name}.json").exists()}
-        train_all(missing, records, root, given.jobs)
+        train_all(missing, records, [str(root), folder], given.jobs)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,9 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     report_skipped([(str(queries[row]), reason) for row, reason in done.skipped])
     queries = [queries[row] for row in done.rows]
     found = retriever.search_embeddings(done.embeddings, cfg.k, reranking=cfg.rerank)
-    root = cfg.gallery or os.path.commonpath([os.path.dirname(item.name) for item in retriever.items.values()])
-    shown = [[replace(hit, name=os.path.relpath(hit.name, root)) for hit in hits] for hits in found]
+    names = [item.name for item in retriever.items.values()]
+    root = cfg.gallery or os.path.dirname(os.path.commonprefix(names))  # noqa: RUF071  (of any names)
+    shown = [[replace(hit, name=below(hit.name, root)) for hit in hits] for hits in found]
     rows, listed = [], []
     for path, hits, short in zip(queries, found, shown, strict=True):
         label, share = vote(hits)
@@ -55,6 +56,12 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, [q.name for q in queries], shown)
     print(f"written: {output}.json and {output}.html")
     return listed
+
+
+def below(name: str, root: str) -> str:
+    """The path of an image without `root`, if it lies there; any other name as it is."""
+    path = Path(name)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else name
 
 
 if __name__ == "__main__":

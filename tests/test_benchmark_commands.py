@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import TINY_GLYPHS, run_entry, run_ok
+from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
 
 
 @pytest.fixture
@@ -192,3 +192,25 @@ def test_complexity_measures_every_axis_and_draws_it(run, tmp_path: Path) -> Non
     assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 and row["commit"] for row in rows)
     for axis in ("images", "batch", "classes", "proxies"):
         assert (tmp_path / "results" / f"complexity_{axis}.svg").stat().st_size > 1000
+
+
+def test_a_record_of_a_study_holds_no_path_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    import study  # type: ignore[import-not-found]
+
+    epoch = {"recall": {"1": 0.5}}
+    monkeypatch.setattr(
+        study,
+        "train",
+        lambda cfg, folder: (
+            {"csv": str(cfg.dataset.csv), "root": str(cfg.dataset.root), "folder": str(folder)}
+            | dict.fromkeys(("untrained", "best", "last"), epoch)
+        ),
+    )
+    (tmp_path / "classes.txt").write_text("0, a\n1, b\n")
+    given = ["cub_half", f"dataset.root={tmp_path}", "--only", "fast_seed1", "--output", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", ["study.py", *given])
+    study.main()
+    record = json.loads((tmp_path / "out" / "cub_half" / "fast_seed1.json").read_text())
+    assert [record[key] for key in ("csv", "root", "folder")] == ["DIR/images.csv", "DIR", "DIR/fast_seed1"]
+    assert record["command"].endswith("dataset.root=DIR dataset.csv=DIR/images.csv")

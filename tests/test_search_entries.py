@@ -22,6 +22,7 @@ from hydra import compose, initialize_config_dir
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
+from search import below
 
 DOCUMENT = (REPOSITORY / "docs" / "search.md").read_text()
 COMMANDS = [
@@ -219,3 +220,11 @@ def test_commands_say_it_on_one_line(here: Path, script: str, arguments: str, re
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("name", "root", "shown"),
+    [("/g/a/1.png", "/g", "a/1.png"), ("/h/1.png", "/g", "/h/1.png"), ("image 1", "", "image 1"), ("/g", "", "/g")],
+)
+def test_names_are_shown_below_the_gallery(name: str, root: str, shown: str) -> None:
+    assert below(name, root) == shown.replace("/", os.sep)

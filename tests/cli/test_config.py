@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from commands import compose_train
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 
 from proxy_anchor.cli import checks, config, start
 from proxy_anchor.data.table import Splits, make_tables
@@ -159,3 +160,39 @@ def test_the_batch_of_own_images_fits_them_and_a_cpu(classes, images, k, on_gpu,
     benchmark = compose_train("dataset=cars", "recall_k=[1,1000]")
     assert config.fit_to_images(benchmark, Splits("own", table, table), RecallCallback([1, 1000])) == ""
     assert benchmark.data.batch_size == 180
+
+
+@pytest.mark.parametrize("begun_with", [None, 1])
+def test_what_was_chosen_is_kept_on_every_rank(begun_with, tmp_path, monkeypatch) -> None:
+    arguments = ["dataset=folder", "dataset.root=.", "trainer=cpu"]
+    made = compose_train(*arguments, "data.batch_size=6", "recall_k=[1,2]")
+    if begun_with is not None:
+        made.recall_k = begun_with
+    OmegaConf.save(made, tmp_path / "config.yaml", resolve=True)
+    ranks = [compose_train(*arguments) for _ in range(2)]
+    told = []
+
+    def decided_by_first(decide):
+        if not told:
+            start._keep_chosen(ranks[0], OmegaConf.to_container(made, resolve=True))
+            told.append(decide())
+        return told[0]
+
+    monkeypatch.setattr("proxy_anchor.training.distributed.decided_by_first", decided_by_first)
+    for name, value in {
+        "is_distributed": lambda: True,
+        "take": lambda folder: None,
+        "_finished": lambda *_: {},
+    }.items():
+        monkeypatch.setattr(start, name, value)
+    monkeypatch.setattr(start, "_bare_trainer", lambda *_: MagicMock())
+    monkeypatch.setattr(start, "check_processes", lambda *_: None)
+    for cfg in ranks:
+        assert start.resume_or_start(cfg, tmp_path) == ({}, None)
+        assert cfg.data.batch_size == 6
+        assert cfg.recall_k == ([1, 2] if begun_with is None else [1, 2, 4, 8])
+
+
+def test_no_k_of_recall_is_one_line() -> None:
+    with pytest.raises(UsageError, match="recall_k is empty"):
+        RecallCallback(None)  # type: ignore[arg-type]

@@ -127,4 +127,4 @@ def test_the_room_of_workers_is_looked_at_for_every_loader(folder, monkeypatch):
     data = ImageDataModule(make_splits(folder, gallery=True), **SMALL | {"eval_batch_size": 3})
     data.train_dataloader()
     data.val_dataloader()
-    assert asked == [(0, 4 * 3 * 8 * 8), (0, 3 * 3 * 8 * 8), (0, 3 * 3 * 8 * 8)]
+    assert asked == [(0, 4 * 3 * 8 * 8, 2), *[(0, 3 * 3 * 8 * 8, -(-n // 3)) for n in map(len, data.eval_images)]]

@@ -1,9 +1,11 @@
 """The user's own images, as messy as they come: class folders and CSV lists."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from proxy_anchor.data.files import images_below
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError
@@ -332,3 +334,21 @@ def test_missing_files_are_counted_in_one_line(images):
     assert message.startswith("2 of 12 list images cannot be used: ")
     assert f"{images / 'red0.jpg'} (missing)" in message
     assert f"{images / 'blue1.jpg'} (missing)" in message
+
+
+def test_a_link_to_the_root_is_not_followed_from_a_class(tmp_path):
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(b"x")
+    (tmp_path / "a" / "all").symlink_to(tmp_path)
+    (tmp_path / "b" / "a").symlink_to(tmp_path / "a")
+    assert [len(images_below(tmp_path / name)[0]) for name in "abcd"] == [1, 2, 1, 1]
+
+
+def test_a_folder_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UsageError, match=f"{tmp_path} cannot be read: change its permissions"):
+        images_below(tmp_path)

@@ -311,4 +311,11 @@ def test_workers_without_room_are_refused_before_they_start(num_workers, free, l
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     with pytest.raises(UsageError, match=said) if said else nullcontext():
-        check_workers(num_workers, 1000, "num_workers")
+        check_workers(num_workers, 1000, 100, "num_workers")
+
+
+def test_fewer_batches_than_workers_prepare_need_less_room(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2000))
+    check_workers(16, 1000, 2)
+    with pytest.raises(UsageError, match="take 0 MB"):
+        check_workers(16, 1000, 3)

@@ -336,6 +336,13 @@ class TestQueriesInTheGallery:
             metric.update(angles[order], labels[order], torch.tensor(order), is_gallery=is_gallery)
         assert metric.compute() == named({1: 2 / 4, 2: 3 / 4, 3: 4 / 4})
 
+    def test_a_query_that_is_not_in_the_gallery(self) -> None:
+        metric = RecallAtK(1, exclude_self=True)
+        metric.update(self.x[:3], torch.zeros(3, dtype=torch.int64), torch.arange(3))
+        metric.update(self.x[:3], torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1, 7]), is_gallery=True)
+        with pytest.raises(UsageError, match="3 queries, and 2 gallery rows"):
+            metric.compute()
+
 
 class TestArguments:
     @pytest.mark.parametrize(

@@ -333,3 +333,10 @@ def test_float32_error_bounds_every_engine(dim: int) -> None:
     error = np.abs(in_turn - exact.numpy()).max()
     assert error <= float32_error(dim)
     assert dim < 64 or float32_error(dim) < 1e-7 * dim  # and is no excuse to settle everything
+
+
+def test_a_collapsed_network_is_not_taken_for_copies() -> None:
+    same = torch.ones(1, 8).repeat(60, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search(same[:50], same, 1)

@@ -18,6 +18,7 @@ from families import LARGER, WITH_PATHS, WITHOUT_PATHS
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training.callbacks import startup
 from proxy_anchor.training.callbacks.startup import Startup, check_compiled
 from proxy_anchor.training.compile import (
     CompiledNet,
@@ -346,6 +347,17 @@ def test_a_later_start_does_not_repeat_the_check(
         make_trainer(callbacks=[Startup(0.0)]).fit(learner, make_data())
         said.append((len(plain_passes), "checked at an earlier start" in capsys.readouterr().out))
     assert said == [(2, False), (0, True)]
+
+
+def test_no_rank_goes_on_alone_where_another_has_no_memory_for_the_check(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(startup, "gather_objects", lambda value: [value, None])  # the other rank has no check
+    monkeypatch.setattr(startup, "run_once", lambda *_: pytest.fail("the other rank does not compute this"))
+    learner = make_learner()
+    learner.compiled = CompiledNet(learner.net)
+    make_trainer(callbacks=[Startup(0.0)]).fit(learner, make_data())
+    assert "not checked: the plain float32 network" in capsys.readouterr().out
 
 
 def test_a_buffer_that_the_forward_pass_replaces_is_no_statistic() -> None:

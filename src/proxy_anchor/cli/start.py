@@ -137,7 +137,12 @@ def resume_or_start(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | Non
     trainer = _bare_trainer(cfg, folder)
     check_processes(cfg, trainer)
     trainer.strategy.setup_environment()  # joins the process group, which the run's own trainer finds
-    return decided_by_first(look)
+    keys = ("batch_size", "images_per_class")
+    found, chosen = decided_by_first(
+        lambda: (look(), {"data": {key: cfg.data[key] for key in keys}, "recall_k": cfg.recall_k})
+    )
+    cfg.merge_with(chosen)  # `look` changes them on the first rank alone
+    return found
 
 
 def _content(folder: Path) -> list[Path]:
@@ -195,8 +200,13 @@ def _keep_chosen(cfg: DictConfig, made: dict[str, Any]) -> None:
         cfg.data.batch_size, k = made["data"]["batch_size"], made["data"]["images_per_class"]
         if k is not None and k < (cfg.data.images_per_class or 0):
             cfg.data.images_per_class = k
-    if isinstance(cfg.recall_k, ListConfig) and made["recall_k"] == sorted(set(cfg.recall_k))[: len(made["recall_k"])]:
-        cfg.recall_k = made["recall_k"]
+    kept = made["recall_k"]
+    if (
+        isinstance(cfg.recall_k, ListConfig)
+        and isinstance(kept, list)
+        and kept == sorted(set(cfg.recall_k))[: len(kept)]
+    ):
+        cfg.recall_k = kept
 
 
 def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:

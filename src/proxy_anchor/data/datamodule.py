@@ -272,10 +272,8 @@ class ImageDataModule(pl.LightningDataModule):
 
     def _loader(self, images: ImageDataset, rows: range | None = None, **batches: Any) -> DataLoader:
         mapped = images.decoded is not None and self.num_workers > 0
-        size = batches.get("batch_size", self.batch_size // self._place[1])
-        check_workers(self.num_workers, size * 3 * self.eval_crop.crop**2)
         share: Dataset = images if rows is None or len(rows) == len(images) else Subset(images, rows)
-        return DataLoader(
+        loader: DataLoader = DataLoader(
             share,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
@@ -284,6 +282,9 @@ class ImageDataModule(pl.LightningDataModule):
             multiprocessing_context="fork" if mapped else None,  # inherits the memory map, whose file may be deleted
             **batches,
         )
+        size = batches.get("batch_size", self.batch_size // self._place[1])
+        check_workers(self.num_workers, size * 3 * self.eval_crop.crop**2, len(loader))
+        return loader
 
 
 def _leave_process_group(worker: int) -> None:

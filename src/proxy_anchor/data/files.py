@@ -37,9 +37,12 @@ def images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
     """Image files below a folder, in natural order, and the number of other files by suffix.
 
     Links to folders are followed, except to a folder that holds the link. Hidden files and leftovers of archive
-    tools are neither.
+    tools are neither. Raises UsageError for a folder that cannot be read.
     """
-    found = list(_files_below(folder, ()))
+    try:
+        found = list(_files_below(folder, tuple(map(str, Path(os.path.realpath(folder)).parents))))
+    except PermissionError as error:
+        raise UsageError(f"{error.filename} cannot be read: change its permissions, or move it elsewhere.") from error
     images = [path for path in found if path.suffix.lower() in image_suffixes()]
     suffixes = (path.suffix.lower() for path in found)
     others = Counter(each or "without suffix" for each in suffixes if each not in image_suffixes())

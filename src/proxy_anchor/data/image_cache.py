@@ -81,7 +81,7 @@ def _read(
     table: ImageTable, read: Callable[[Path], Any], num_workers: int, batch_size: int, what: str
 ) -> Iterable[list]:
     """Lists of the results of `read` for all images, in order."""
-    check_workers(num_workers, 0)  # what they read comes through a pipe
+    check_workers(num_workers, 0, 0)  # what they read comes through a pipe
     loader = DataLoader(_Files(table.paths, read), batch_size=batch_size, num_workers=num_workers, collate_fn=list)
     return tqdm(loader, what, delay=3, leave=False, disable=None)
 

@@ -144,7 +144,7 @@ def default_num_workers() -> int:
     return min(16, available_cpus())
 
 
-def check_workers(num_workers: int, batch_bytes: int, key: str = "data.num_workers") -> None:
+def check_workers(num_workers: int, batch_bytes: int, num_batches: int, key: str = "data.num_workers") -> None:
     """Raise UsageError where worker processes lack shared memory or open files, before they start.
 
     batch_bytes: of one batch of a worker, which keeps two of them ready.
@@ -153,7 +153,7 @@ def check_workers(num_workers: int, batch_bytes: int, key: str = "data.num_worke
         return
     import resource
 
-    needed, free = (2 * num_workers + 1) * batch_bytes, shutil.disk_usage(SHARED_MEMORY).free
+    needed, free = min(2 * num_workers + 1, num_batches) * batch_bytes, shutil.disk_usage(SHARED_MEMORY).free
     if needed > free:
         raise UsageError(
             f"{key}={num_workers}: the batches of so many processes take {needed / 1e6:.0f} MB of {SHARED_MEMORY}, "

@@ -157,7 +157,6 @@ class Embedder:
 
     def _batches(self, images: Sequence[ImageInput], todo: Sequence[int]) -> Iterator[_Batch]:
         num_workers = 0 if len(todo) <= _FEW_IMAGES else self.num_workers
-        check_workers(num_workers, self.batch_size * 3 * self.trained.prepare.crop**2, "embed.num_workers")
         loader = DataLoader(
             InputImages([images[row] for row in todo], self.trained.prepare),
             batch_size=self.batch_size,
@@ -165,6 +164,8 @@ class Embedder:
             collate_fn=collate_readable,
             pin_memory=self.device.type == "cuda",
         )
+        batch = min(self.batch_size, len(todo)) * 3 * self.trained.prepare.crop**2
+        check_workers(num_workers, batch, len(loader), "embed.num_workers")
         for places, pixels, skipped in loader:
             found = self.forward(pixels) if places else torch.empty(0, self.embedding_dim)
             if bad := int((~found.isfinite()).any(1).sum()):

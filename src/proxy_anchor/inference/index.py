@@ -91,7 +91,7 @@ class VectorIndex:
         unit = normalise(rows, "query").float()
         similarities, found = self._search_exactly(unit, k) if self.kind == "exact" else self._search_faiss(unit, k)
         found = found.cpu()
-        warn_of_copies(unit.cpu(), self.vectors[found[:, 0]])
+        warn_of_copies(unit.cpu(), self.vectors, found[:, 0])
         return similarities.cpu(), self.ids[found.numpy()]
 
     def _search_exactly(self, unit: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ def make_problem(
         )
     if not exclude_self:
         sample = queries[:: -(-len(queries) // 64)]
-        warn_of_copies(sample, unit[(sample @ unit.T).argmax(1)])
+        warn_of_copies(sample, unit, (sample @ unit.T).argmax(1))
     return Problem(queries, wanted, unit, held, exclude_self)
 
 

@@ -170,6 +170,11 @@ class RecallAtK(Metric):
             if len(found):
                 if self.exclude_self:  # `recall_at_k` takes the queries' own rows first, in their order
                     own = torch.isin(indices[found], indices[queries])
+                    if (paired := int(own.sum())) != len(queries):
+                        raise UsageError(
+                            f"exclude_self=True: {len(queries)} queries, and {paired} gallery rows of their dataset "
+                            "indices: pass one for each, or set it to False for a separate gallery."
+                        )
                     found = torch.cat([found[own], found[~own]])
                 gallery = {"gallery": embeddings[found], "gallery_labels": labels[found]}
                 gallery["exclude_self"] = self.exclude_self

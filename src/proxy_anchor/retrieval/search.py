@@ -86,7 +86,7 @@ def search(
     unit_gallery = unit_queries if gallery is queries else normalise(gallery_rows, "gallery").float()
     similarities, indices = nearest(unit_queries, unit_gallery, k, engine, exclude_self=exclude_self)
     if not exclude_self:
-        warn_of_copies(unit_queries, unit_gallery[indices[:, 0]])
+        warn_of_copies(unit_queries, unit_gallery, indices[:, 0])
     return similarities, indices
 
 

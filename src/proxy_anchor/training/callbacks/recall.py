@@ -85,7 +85,7 @@ class RecallCallback(pl.Callback):
         select_on: str = "test",
         scored: bool = True,
     ) -> None:
-        ks = [k] if isinstance(k, (int, float, str)) else list(k)
+        ks = [k] if isinstance(k, (int, float, str)) else list(k or ())
         if not ks:
             raise UsageError("recall_k is empty: name at least one K, for example recall_k=[1,2,4,8].")
         for value in ks:

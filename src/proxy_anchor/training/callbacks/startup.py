@@ -68,8 +68,9 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
             wrong = error
         if told := [each for each in gather_objects(wrong and str(wrong)) if each]:
             raise wrong or AgreedError(told[0])
-        if check is None:
+        if any(each is None for each in gather_objects(check)):  # what follows computes on all ranks
             return "not checked: the plain float32 network of this batch does not fit in the GPU's memory"
+        assert check is not None
         remember_check(file, check)
         when = "its"
     assert check is not None
