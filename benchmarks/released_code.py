@@ -106,11 +106,13 @@ def train_released(cfg: DictConfig, checkout: Path) -> dict[str, Any]:
         ]
     )
     scheduler = given["scheduler"](optimizer)
+    trained = [parameter for parameter in net.backbone.parameters() if parameter.requires_grad]
     history = []
     for epoch in range(1, cfg.trainer.max_epochs + 1):
         start = time.perf_counter()
         model.train()
-        net.backbone.requires_grad_(epoch > cfg.optimizer.warmup_epochs)
+        for parameter in trained:
+            parameter.requires_grad_(epoch > cfg.optimizer.warmup_epochs)
         for images, labels in loaders["train"]:
             value = loss(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()

@@ -166,9 +166,10 @@ def without_paths(result: dict[str, Any], *private: str) -> dict[str, Any]:
     return json.loads(text)
 
 
-def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> None:
-    """Train one run after another in this process, write the records, print one line each."""
+def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> int:
+    """Train one run after another in this process, write records, print a line each; returns how many failed."""
     entry.register_plugins()
+    failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for name, overrides in runs.items():
             with initialize_config_dir(entry.CONF, version_base="1.3"):
@@ -177,6 +178,7 @@ def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> N
                 result = train(cfg, Path(folder) / name)
             except Exception as error:  # the others go on
                 print(f"{name}: failed: {type(error).__name__}: {str(error)[-500:]}", flush=True)
+                failed += 1
                 continue
             result["command"] = " ".join(["train.py", *overrides])
             result = without_paths(
@@ -186,6 +188,7 @@ def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> N
             recall = {epoch: 100 * result[epoch]["recall"]["1"] for epoch in ("untrained", "best", "last")}
             print(f"{name}: " + ", ".join(f"{epoch} {value:.1f}" for epoch, value in recall.items()), flush=True)
             entry.forget_last_run()
+    return failed
 
 
 def main() -> None:
@@ -216,7 +219,10 @@ def main() -> None:
 
     records = given.output / given.study
     records.mkdir(parents=True, exist_ok=True)
-    root = next(Path(each.partition("=")[2]).resolve() for each in given.overrides if each.startswith("dataset.root="))
+    roots = [each.partition("=")[2] for each in given.overrides if each.startswith("dataset.root=")]
+    if not roots:
+        parser.error("dataset.root=DIR is needed: the folder of the images")
+    root = Path(roots[-1]).resolve()
     with tempfile.TemporaryDirectory() as folder:
         if given.study.startswith("cub_half"):
             write_csv(root, Path(folder) / "images.csv")
@@ -224,7 +230,8 @@ def main() -> None:
         runs = STUDIES[given.study]()
         wanted = [name for name in runs if name.startswith(given.only)][given.part or 0 :: given.jobs]
         missing = {name: [*runs[name], *given.overrides] for name in wanted if not (records / f"{name}.json").exists()}
-        train_all(missing, records, [str(root), folder], given.jobs)
+        failed = train_all(missing, records, [roots[-1], str(root), folder], given.jobs)
+    raise SystemExit(int(failed > 0))
 
 
 if __name__ == "__main__":

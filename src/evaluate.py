@@ -57,6 +57,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     loading = {"eval_batch_size": batch_size, "num_workers": cfg.data.num_workers}
     data = ImageDataModule(splits, batch_size=1, **loading, **trained.dataset.images)
     recall = RecallCallback(recall_k if cfg.recall_k is None else cfg.recall_k, engine=cfg.search_engine.name)
+    if cfg.recall_k is None:
+        recall.fit(splits)  # as training did
     recall.check(splits)
     bars = [LossBar()] if sys.stderr.isatty() else []
     trainer = pl.Trainer(

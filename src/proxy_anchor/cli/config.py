@@ -76,7 +76,7 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
 def fit_to_images(cfg: DictConfig, splits: Splits, recall: RecallCallback, *, num_ranks: int = 1) -> str:
     """Fit batch, images per class and K of Recall to the user's own images.
 
-    Changes `cfg` and `recall` where dataset=folder leaves the batch size open, or a K is larger than the gallery.
+    Changes `cfg` where dataset=folder leaves the batch size open, and `recall` where a K is larger than the gallery.
     Returns one line on it, or "".
     """
     if cfg.dataset.name != "folder":
@@ -87,7 +87,7 @@ def fit_to_images(cfg: DictConfig, splits: Splits, recall: RecallCallback, *, nu
     train, data = splits.train, cfg.data
     if data.batch_size is None:
         least, most = 1, [cfg.backbone.recipe.batch_size, len(train) // 2]
-        if cfg.trainer.accelerator == "cpu" or not torch.accelerator.is_available():
+        if cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available():
             most.append(_CPU_BATCH)
         if data.images_per_class is not None:
             k = data.images_per_class = min(data.images_per_class, max(2, len(train) // max(1, train.num_classes)))
@@ -96,10 +96,7 @@ def fit_to_images(cfg: DictConfig, splits: Splits, recall: RecallCallback, *, nu
             chosen.append(f"data.images_per_class={k}")
         data.batch_size = max(min(most) // num_ranks, -(-least // num_ranks)) * num_ranks
         chosen.append(f"data.batch_size={data.batch_size}")
-    available = min(len(query) - 1 if gallery is None else len(gallery) for query, gallery in splits.evaluated.values())
-    if recall.k[0] <= available < recall.k[-1]:
-        recall.k = [k for k in recall.k if k <= available]
-        cfg.recall_k = recall.k
+    if recall.fit(splits):
         chosen.append(f"recall_k={recall.k}")
     return f"chosen for {len(train):,} training images: {', '.join(chosen)}" if chosen else ""
 

@@ -106,8 +106,8 @@ _KNOWN = {  # a part of torch's message
     "data.batch_size to 2 or more per device, a larger dataset.images.crop, or batch_norm=frozen_statistics.",
     "No working C++ compiler found": "compile=true needs a C++ compiler on a CPU, and none was found: install g++, or "
     "set compile=false.",
-    "DataLoader worker (pid": "a worker process that reads images was killed, mostly because memory (or /dev/shm) was "
-    "full: set a smaller data.num_workers; the same command continues the run.",
+    "DataLoader worker (pid": "a worker process that reads images was killed, often because memory (or /dev/shm) was "
+    "full: set a smaller data.num_workers; the same command with run=NAME continues the run.",
     "backward through the graph a second time": "the loss keeps tensors of an earlier step with their graph: detach "
     "them there, or choose another loss.",
 }

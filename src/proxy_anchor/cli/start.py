@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli.checks import check_config
 from proxy_anchor.cli.config import make_paths_absolute
@@ -200,13 +200,6 @@ def _keep_chosen(cfg: DictConfig, made: dict[str, Any]) -> None:
         cfg.data.batch_size, k = made["data"]["batch_size"], made["data"]["images_per_class"]
         if k is not None and k < (cfg.data.images_per_class or 0):
             cfg.data.images_per_class = k
-    kept = made["recall_k"]
-    if (
-        isinstance(cfg.recall_k, ListConfig)
-        and isinstance(kept, list)
-        and kept == sorted(set(cfg.recall_k))[: len(kept)]
-    ):
-        cfg.recall_k = kept
 
 
 def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:

@@ -24,6 +24,7 @@ from proxy_anchor.retrieval.search import (
 )
 
 TIE_TOLERANCE = 1e-12  # float64 similarities of exact duplicates differ by about 1e-16, at most 2e-16 * D
+_MANY = 1024  # pairs of one query at the edge of a tie: its embeddings have collapsed, and no order means anything
 _PAIRS = 2**13  # whose similarities are summed anew at once
 _SPARE_HITS = 32  # hits requested beyond K (or R), so that the K-th is rarely tied with the last one listed
 
@@ -193,6 +194,7 @@ def _count_exact(problem: Problem, rows: Tensor) -> Tensor:
     edge = (gap - TIE_TOLERANCE).abs() <= rounding
     if edge.any():
         unsure = (edge | (same & (gap <= rounding))) & edge.any(1, keepdim=True)
+        unsure &= unsure.sum(1, keepdim=True) <= _MANY  # of a collapsed network nearly all are
         for query, row in (pairs.T for pairs in unsure.nonzero().split(_PAIRS)):
             similarities[query, row] = _ordered_sum(problem.queries[rows[query]] * problem.gallery[row])
         best = similarities.masked_fill(~same, -torch.inf).amax(1, keepdim=True)

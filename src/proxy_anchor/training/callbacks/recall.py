@@ -118,6 +118,15 @@ class RecallCallback(pl.Callback):
     def _trained(self) -> list[EpochResult]:
         return [result for result in self.history if result.epoch > 0] or self.history
 
+    def fit(self, splits: Splits) -> bool:
+        """Leave out each K larger than the gallery, if a smaller one remains; returns whether there was any."""
+        sizes = [len(query) - 1 if gallery is None else len(gallery) for query, gallery in splits.evaluated.values()]
+        fitting = [k for k in self.k if k <= min(sizes)]
+        if fitting in ([], self.k):
+            return False
+        self.k = fitting
+        return True
+
     def check(self, splits: Splits) -> None:
         """Raise UsageError for a K larger than the gallery."""
         for query, gallery in splits.evaluated.values():
