@@ -24,7 +24,7 @@ from proxy_anchor.retrieval.search import (
 )
 
 TIE_TOLERANCE = 1e-12  # float64 similarities of exact duplicates differ by about 1e-16, at most 2e-16 * D
-_MANY = 1024  # pairs of one query at the edge of a tie: its embeddings have collapsed, and no order means anything
+_MANY = 64  # pairs of one query at the edge of a tie: its embeddings have collapsed, and no order means anything
 _PAIRS = 2**13  # whose similarities are summed anew at once
 _SPARE_HITS = 32  # hits requested beyond K (or R), so that the K-th is rarely tied with the last one listed
 
