@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageFile
+from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -28,21 +28,6 @@ SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, shared by processes
 _FILES_PER_WORKER = 16  # pipes, and tensors on their way
 Crops = Callable[[Image.Image, int, int], Tensor]  # (image, epoch, row) -> uint8 (3, crop, crop)
 
-_T = Image.Transpose
-_TURNS = dict(  # by EXIF orientation
-    enumerate(
-        (
-            _T.FLIP_LEFT_RIGHT,
-            _T.ROTATE_180,
-            _T.FLIP_TOP_BOTTOM,
-            _T.TRANSPOSE,
-            _T.ROTATE_270,
-            _T.TRANSVERSE,
-            _T.ROTATE_90,
-        ),
-        start=2,
-    )
-)
 _SWAPPED = range(5, 9)  # orientations that exchange width and height
 
 
@@ -55,7 +40,7 @@ def _orientation(image: Image.Image) -> int:
         found = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
     except Exception:  # damaged EXIF data raise any type, and do not affect the pixels
         return 1
-    return found if found in _TURNS else 1
+    return found if found in range(2, 9) else 1
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
@@ -65,13 +50,9 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 def upright(image: Image.Image) -> Image.Image:
     """The decoded image with its EXIF orientation applied."""
-    orientation = _orientation(image)
+    is_turned = _orientation(image) != 1
     image.load()
-    if orientation == 1:
-        return image
-    turned = image.transpose(_TURNS[orientation])
-    turned.info = {key: value for key, value in image.info.items() if key == "transparency"}  # no longer an orientation
-    return turned
+    return ImageOps.exif_transpose(image) if is_turned else image
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
