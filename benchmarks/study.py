@@ -231,7 +231,8 @@ def main() -> None:
         wanted = [name for name in runs if name.startswith(given.only)][given.part or 0 :: given.jobs]
         missing = {name: [*runs[name], *given.overrides] for name in wanted if not (records / f"{name}.json").exists()}
         failed = train_all(missing, records, [roots[-1], str(root), folder], given.jobs)
-    raise SystemExit(int(failed > 0))
+    if failed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
