@@ -48,10 +48,8 @@ def start(*arguments: str, cwd: Path, launcher: list[str] | None = None) -> subp
     return subprocess.Popen(
         [*(launcher or [sys.executable]), str(program), *arguments],
         cwd=cwd,
-        # Without PYTHONUNBUFFERED a command itself has to see that its lines are read while it runs. One thread, as in
-        # this process: another number rounds otherwise.
-        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-        | {"OMP_NUM_THREADS": "1"},
+        # Without it a command itself has to see that its lines are read while it runs.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
