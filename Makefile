@@ -33,7 +33,7 @@ test: $(VENV)/installed-$(EXTRA)-test  ## run the tests (about 6 minutes on 2 co
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile --no-loadscope-reorder --durations=10
 
 test-slow: $(VENV)/installed-$(EXTRA)-test  ## run the long tests: kills, signals, several processes, notebooks
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 # Installs nothing and needs no network. Tests whose packages are missing (hydra-core, pytorch-metric-learning) are errors.
 test-gpu:  ## run the tests of NVIDIA GPUs with PYTHON as it is; adds a row to benchmarks/results/test_gpu.jsonl

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,9 @@ from pictures import write_noise_images
 
 from proxy_anchor.models.embedding_net import EmbeddingNet
 
+# Another number of threads rounds otherwise: fixtures, tests and the commands that they start have the same.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 constants.HF_HUB_OFFLINE = True  # without a network each attempt to fetch weights takes most of a minute
 
 
