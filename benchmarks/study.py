@@ -103,15 +103,20 @@ def losses(name: str) -> Runs:
     return runs
 
 
-def with_steps(key: str, values: Iterable[int], *, batch: bool) -> Runs:
-    """By dimension or batch size: the paper's 40 epochs, and for batch sizes also the steps of batch 180."""
-    runs = {f"{key}{value}": [*CARS, *FAST, f"{key}={value}"] for value in values}
-    if batch:
-        for value in values:
-            epochs = max(2, round(40 * (4052 // 180) / (4052 // value)))
-            steps = [f"trainer.max_epochs={epochs}", f"scheduler.step_size={max(1, epochs // 2)}"]
-            runs[f"steps_{key}{value}"] = [*CARS, *FAST, f"{key}={value}", *steps]
-    return {name.replace("data.", "").replace("embedding_", ""): each for name, each in runs.items()}
+def dimensions() -> Runs:
+    """The paper's recipe by embedding dimension."""
+    return {f"dim{dim}": [*CARS, *FAST, f"embedding_dim={dim}"] for dim in (32, 64, 128, 256, 512, 1024)}
+
+
+def batch_sizes() -> Runs:
+    """The paper's recipe by batch size, with its 40 epochs and with as many steps as a batch of 180 takes in them."""
+    runs = {}
+    for batch in (30, 60, 90, 120, 150, 180):
+        own = [*CARS, *FAST, f"data.batch_size={batch}"]
+        epochs = max(2, round(40 * (4052 // 180) / (4052 // batch)))
+        steps = [f"trainer.max_epochs={epochs}", f"scheduler.step_size={max(1, epochs // 2)}"]
+        runs |= {f"batch{batch}": own, f"steps_batch{batch}": [*own, *steps]}
+    return runs
 
 
 def image_sizes() -> Runs:
@@ -139,8 +144,8 @@ STUDIES = {
     "cars_half_fast": lambda: by_seed("epochs40_", range(1, 6), "experiment=cars_fast", *CARS),
     **{f"{name}_losses_search": lambda name=name: losses_search(SETS[name]) for name in SETS},
     **{f"{name}_losses": lambda name=name: losses(name) for name in SETS},
-    "cars_half_dimension": lambda: with_steps("embedding_dim", (32, 64, 128, 256, 512, 1024), batch=False),
-    "cars_half_batch_size": lambda: with_steps("data.batch_size", (30, 60, 90, 120, 150, 180), batch=True),
+    "cars_half_dimension": dimensions,
+    "cars_half_batch_size": batch_sizes,
     "cars_half_image_size": image_sizes,
     "cars_half_noise": label_noise,
 }

@@ -42,6 +42,9 @@ def test_training_on_glyphs_learns(trained):
     peaks = [result[f"peak_memory_{each}gib"] for each in ("training_", "evaluation_", "")]
     assert 0.05 < max(peaks[:2]) <= peaks[2]
     assert [row["epoch"] for row in result["history"]] == list(range(6))
+    assert result["seed"] == 1 == result["config"]["seed"]
+    assert result["command"].startswith("train.py ")
+    assert result["commit"] == reports.commit() != "unknown"
     assert "before training: Recall@1" in output
     assert "epoch 5/5:" in output
     assert str(folder) in output

@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import timm
 import torch
 from commands import TINY_GLYPHS, run_entry
 from families import LARGER, WITH_PATHS, WITHOUT_PATHS
+from torch._dynamo.utils import counters
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training import compile as compile_module
 from proxy_anchor.training.callbacks import startup
 from proxy_anchor.training.callbacks.startup import Startup, check_compiled
 from proxy_anchor.training.compile import (
@@ -358,6 +361,35 @@ def test_no_rank_goes_on_alone_where_another_has_no_memory_for_the_check(
     learner.compiled = CompiledNet(learner.net)
     make_trainer(callbacks=[Startup(0.0)]).fit(learner, make_data())
     assert "not checked: the plain float32 network" in capsys.readouterr().out
+
+
+def test_a_module_of_a_few_numbers_is_judged_with_its_parent() -> None:
+    few, many = torch.tensor([1.0, -1.0]), torch.ones(100)
+    want = {"block.scale.weight": few, "block.conv.weight": many, "block.bias": many}
+    other = want | {"block.scale.weight": -2 * few}  # chance: noise has few directions there
+    passes = [compile_module._Pass(torch.ones(2, 3), torch.empty(0), each) for each in (want, want, other)]
+    assert compile_module.find_faults(*passes) == {}
+    wrong = compile_module._Pass(torch.ones(2, 3), torch.empty(0), want | {"block.conv.weight": -many})
+    assert [*compile_module.find_faults(passes[0], passes[1], wrong)] == ["block.conv"]
+
+
+def test_the_loss_is_compiled_before_the_first_step(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable
+) -> None:
+    learner, graphs = make_learner(), []
+    learner.compiled, learner.compiled_loss = CompiledNet(learner.net), compile_loss(learner.loss.forward)
+
+    class Counts(pl.Callback):
+        def on_train_start(self, trainer, pl_module) -> None:
+            graphs.append(counters["stats"]["unique_graphs"])
+
+        def on_train_batch_end(self, *given) -> None:
+            graphs.append(counters["stats"]["unique_graphs"])
+
+    torch.compiler.reset()
+    counters.clear()
+    make_trainer(callbacks=[Startup(0.0), Counts()], max_steps=2).fit(learner, make_data())
+    assert graphs[0] == graphs[-1] >= 2
 
 
 def test_a_buffer_that_the_forward_pass_replaces_is_no_statistic() -> None:

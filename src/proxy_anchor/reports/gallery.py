@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from proxy_anchor.data.images import read_rgb
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval.rows import normalise
-from proxy_anchor.retrieval.search import row_chunks, search, similarity_chunk
+from proxy_anchor.retrieval.search import nearest, resolve_engine, row_chunks, similarity_chunk
 from proxy_anchor.utils import write_text
 
 # A green and a red that are distinct for every kind of colour vision.
@@ -49,14 +48,15 @@ def nearest_images(
     """
     query, gallery = splits.query, splits.gallery or splits.query
     k = min(k, len(gallery) - (splits.gallery is None))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "nearly all queries")  # each is found, and removed by its index below
-        similarities, indices = search(embeddings[0][list(queries)], embeddings[-1], min(k + 1, len(gallery)))
+    rows, others = (normalise(each, "image").float() for each in (embeddings[0][list(queries)], embeddings[-1]))
+    listed = min(k + 1, len(gallery))  # one more than K: the query itself is removed by its index
+    engine = resolve_engine("auto", listed, device=rows.device)
+    similarities, indices = nearest(rows, others, listed, engine, exclude_self=False)
     found = []
     for row, index in enumerate(queries):
         hits = zip(similarities[row].tolist(), indices[row].tolist(), strict=True)
-        others = [(s, i) for s, i in hits if splits.gallery is not None or i != index][:k]
-        found.append([Neighbour(i, s, bool(gallery.labels[i] == query.labels[index])) for s, i in others])
+        kept = [(s, i) for s, i in hits if splits.gallery is not None or i != index][:k]
+        found.append([Neighbour(i, s, bool(gallery.labels[i] == query.labels[index])) for s, i in kept])
     return found
 
 

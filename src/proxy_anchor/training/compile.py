@@ -154,12 +154,9 @@ def check_gradients(
     raise UsageError(f"the compiled network's {next(iter(wrong.values()))}. Train with compile=false.")
 
 
-def run_once(net: nn.Module, step: Callable[[Tensor], Tensor], images: Tensor, precision: Callable) -> None:
-    """Compile `step`: one forward and backward pass that leaves weights, statistics and random numbers as they were.
-
-    step: images to embeddings or to the loss, by the compiled `net`.
-    """
-    _run(net, step, images, precision(), cotangent=torch.ones((), device=images.device))
+def run_once(net: nn.Module, compiled: Callable[[Tensor], Tensor], images: Tensor, precision: Callable) -> None:
+    """Compile: one forward and backward pass that leaves weights, statistics and random numbers as they were."""
+    _run(net, compiled, images, precision(), cotangent=torch.ones((), device=images.device))
 
 
 def _run(

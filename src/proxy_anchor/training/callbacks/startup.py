@@ -57,6 +57,7 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
     check = recall_check(file)
     # All ranks check or none does: synchronised batch norm computes on all of them.
     if all(each is not None for each in gather_objects(check)):
+        run_once(learner.net, learner.compiled, images, precision)
         when = "checked at an earlier start; its"
     else:
         wrong: UsageError | None = None
@@ -68,18 +69,17 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
             wrong = error
         if told := [each for each in gather_objects(wrong and str(wrong)) if each]:
             raise wrong or AgreedError(told[0])
-        if any(each is None for each in gather_objects(check)):  # what follows computes on all ranks
+        if any(each is None for each in gather_objects(check)):  # all ranks compile the loss or none does
             return "not checked: the plain float32 network of this batch does not fit in the GPU's memory"
         assert check is not None
         remember_check(file, check)
         when = "its"
     assert check is not None
-
-    def step(images: torch.Tensor) -> torch.Tensor:
-        embeddings = learner(images)
-        return embeddings if learner.compiled_loss is None else learner.compute_loss(embeddings, labels)
-
-    run_once(learner.net, step, images, precision)
+    if learner.compiled_loss is not None:
+        shape = len(images), learner.net.config["embedding_dim"]
+        embeddings = torch.ones(shape, device=learner.device, requires_grad=True)
+        with precision():
+            torch.autograd.grad(learner.compute_loss(embeddings, labels), embeddings)
     return (
         f"{when} gradient's cosine with the plain float32 network's is {check.compiled:.4f} "
         f"(the plain network's in this precision {check.plain:.4f})"
