@@ -230,6 +230,13 @@ class TestEnginesAgree:
         got = recall_at_k(x.astype("f4"), labels, (1, 2, 30), engine=engine)
         assert got == by_sorting_fractions(x, labels, (1, 2, 30), x, labels)
 
+    def test_nearly_collapsed_embeddings_cost_few_ordered_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        summed, ordered_sum = [], ranking._ordered_sum
+        monkeypatch.setattr(ranking, "_ordered_sum", lambda terms: summed.append(len(terms)) or ordered_sum(terms))
+        noise = torch.randn(1500, 512, generator=torch.Generator().manual_seed(0))
+        recall_at_k(1 + 3e-6 * noise, torch.arange(1500) // 10, engine="torch")
+        assert sum(summed) < 1500 * 10  # of 2 million pairs
+
     @pytest.mark.parametrize("dim", [64, 512])
     def test_negatives_at_the_edge_of_a_tie(self, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each query has one negative 1e-12 nearer than its positive: whether they tie is rounding, but one way only.
