@@ -316,7 +316,8 @@ def test_a_few_own_images_train_without_flags_and_a_run_that_trained_nothing_tak
     assert f"  run folder: {folder} (open its index.html)\n  search with it: python src/search.py" in printed
     assert "last.ckpt holds" not in printed
     evaluated = run_ok("evaluate.py", f"checkpoint={folder}", cwd=tmp_path)
-    assert "@4 " in evaluated and "@8 " not in evaluated
+    assert "@4 " in evaluated
+    assert "@8 " not in evaluated
     (folder / "result.json").unlink()
     monkeypatch.setattr(reports, "_LARGE", 1)
     seconds = train(compose_train(*own), folder)["startup_seconds"]  # continued after its last epoch
