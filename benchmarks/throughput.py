@@ -2,9 +2,9 @@
 
     python benchmarks/throughput.py dataset=cars dataset.root=DIR speed=fast
 
-Trains with the code of `src/train.py` and these overrides, then times the same network, loss and optimizer, in the same
-precision and also compiled, on one batch that stays on the device: the ceiling. Appends a row to throughput.jsonl in
-benchmarks/results, or in the folder of `+output=DIR`.
+Trains with the code of `src/train.py` and these overrides, then times the trained network with loss and optimizer, in
+the same precision and also compiled, on one training batch that stays on the device: the ceiling. Appends a row to
+throughput.jsonl in benchmarks/results, or in the folder of `+output=DIR`.
 """
 
 from __future__ import annotations
@@ -14,41 +14,46 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from common import HERE, report, seconds_per_call, split_output, where_it_ran
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch.optim import AdamW
 
 sys.path.insert(0, str(HERE.parent / "src"))
 
-from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.training.compile import CompiledNet
+from proxy_anchor.training.module import MetricLearner
 from train import train
 
 
-def ceiling(cfg: DictConfig, result: dict[str, Any], device: torch.device) -> dict[str, float]:
-    """Images per second of a training step and of evaluation, without data, trainer or callbacks."""
-    num_classes = result["num_train_classes"]
-    torch.backends.cudnn.benchmark = cfg.trainer.benchmark
-    net = config.make_network(cfg, pretrained=False, weights=None).to(device)
-    loss = instantiate(cfg.loss, num_classes=num_classes, embedding_dim=cfg.embedding_dim).to(device)
-    loss.check_labels = False
-    embed: Any = net
-    if cfg.compile:
-        num_evaluated = config.compilation(cfg, result["num_eval_images"])["num_evaluated"]
-        embed = CompiledNet(net.to(memory_format=torch.channels_last), num_evaluated=num_evaluated)
-    optimizer = AdamW([*net.parameters(), *loss.parameters()], lr=1e-4, fused=True)
-    side, batch = cfg.dataset.images.crop, cfg.data.batch_size
-    images = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
-    labels = torch.randint(num_classes, (batch,), device=device)
+class Keep(pl.Callback):
+    """Keeps the learner and a batch of its training images (B, 3, H, W), labels (B,) and indices."""
+
+    learner: MetricLearner
+    batch: list[torch.Tensor]
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Keep both after the first step."""
+        if trainer.global_step == 1:
+            self.learner, self.batch = pl_module, [each.clone() for each in batch]
+
+
+def ceiling(cfg: DictConfig, kept: Keep, device: torch.device) -> dict[str, float]:
+    """Images per second of a training step and of evaluation, without data, trainer or callbacks.
+
+    With the trained weights and real images: a GPU computes faster where activations and gradients are zero, as those
+    of a deep network with random weights are.
+    """
+    learner = kept.learner.to(device)
+    images, labels, *_ = [each.to(device) for each in kept.batch]
+    optimizer = AdamW([each for each in learner.parameters() if each.requires_grad], lr=1e-6, fused=True)
     half = str(cfg.trainer.precision) == "bf16-mixed"
 
     def train_step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            value = loss(embed(images), labels)
+            value = learner.compute_loss(learner(images), labels)
         value.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -56,15 +61,15 @@ def ceiling(cfg: DictConfig, result: dict[str, Any], device: torch.device) -> di
     @torch.no_grad()
     def eval_step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            embed(images)
+            learner(images)
 
     calls = 20 if device.type == "cuda" else 2
     rates = {}
     for name, step in (("train", train_step), ("eval", eval_step)):
-        net.train(name == "train")
+        learner.train(name == "train")
         seconds_per_call(step, device, calls)
         seconds = sorted(seconds_per_call(step, device, calls) for _ in range(5))[2]
-        rates[name] = batch / seconds
+        rates[name] = len(images) / seconds
     return rates
 
 
@@ -75,9 +80,9 @@ def main(arguments: list[str]) -> None:
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         cfg = compose("train", overrides)
     with tempfile.TemporaryDirectory() as folder:
-        result = train(cfg, Path(folder) / "run")
+        result = train(cfg, Path(folder) / "run", [kept := Keep()])
     device = torch.device("cpu" if result["device"].startswith("cpu") else "cuda")
-    limit = ceiling(cfg, result, device)
+    limit = ceiling(cfg, kept, device)
     row = {
         "dataset": cfg.dataset.name,
         "network": cfg.backbone.name,
