@@ -52,14 +52,10 @@ def seeds(name: str, *numbers: int) -> list[str]:
 # -- README.md, docs/results.md ------------------------------------------------------------------------------------
 
 
-def half_cars() -> Rows:
-    """The paper's recipe on both paths, and the recipe of this project."""
+def recipe_rows(recipes: Sequence[tuple[str, str, str]]) -> Rows:
+    """A row for each recipe: (name, folder of the study, beginning of the runs' names)."""
     rows = []
-    for name, folder, prefix in (
-        ("the paper's, float32", "cars_half", ""),
-        ("the paper's, `speed=fast`", "cars_half", "fast_"),
-        ("`experiment=cars_fast`", "cars_half_fast", "epochs40_"),
-    ):
+    for name, folder, prefix in recipes:
         files = sorted((RESULTS / folder).glob(f"{prefix}seed*.json"))
         runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         row = {"recipe": name, "seeds": ", ".join(str(run["seed"]) for run in runs), "device": runs[0]["device"]}
@@ -68,16 +64,29 @@ def half_cars() -> Rows:
     return rows
 
 
+def half_cars() -> Rows:
+    """The paper's recipe on both paths, and the recipe of this project."""
+    paper = [("the paper's, float32", "cars_half", ""), ("the paper's, `speed=fast`", "cars_half", "fast_")]
+    return recipe_rows([*paper, ("`experiment=cars_fast`", "cars_half_fast", "epochs40_")])
+
+
+def half_cub() -> Rows:
+    """The paper's recipe on both paths."""
+    return recipe_rows([("the paper's, float32", "cub_half", ""), ("the paper's, `speed=fast`", "cub_half", "fast_")])
+
+
 def selection() -> Rows:
     """The epoch selected on test classes, as in the paper, or on held-out ones."""
     rows = []
-    for name, epoch, files in (
-        ("the test classes, as in the paper", "best", seeds("", 1, 2, 3)),
-        ("held-out training classes", "selected", seeds("validation_", 1, 2, 3)),
-    ):
-        runs = read(*files, folder="cars_half_first_edition")
-        row = {"epoch selected on": name, "n": len(runs), "untrained": recall(runs, "untrained")}
-        rows.append(row | {"selected": recall(runs, epoch), "best": recall(runs, "best"), "last": recall(runs, "last")})
+    for images, folder in (("Cars-196", "cars_half"), ("CUB-200-2011", "cub_half")):
+        for name, epoch, files in (
+            ("the test classes, as in the paper", "best", seeds("fast_", 1, 2, 3)),
+            ("held-out training classes", "selected", seeds("validation_", 1, 2, 3)),
+        ):
+            runs = read(*files, folder=folder)
+            row = {"half of": images, "epoch selected on": name, "n": len(runs), "untrained": recall(runs, "untrained")}
+            chosen = {"selected": recall(runs, epoch), "best": recall(runs, "best"), "last": recall(runs, "last")}
+            rows.append(row | chosen)
     return rows
 
 
@@ -422,9 +431,9 @@ def loss_complexity() -> Rows:
 TABLES: dict[str, Callable[[], Rows]] = {
     each.__name__: each
     for each in (
-        *(selection, half_cars, half_cars_devices, float32_precision, losses, noise, worst_classes, alpha_delta),
-        *(dimensions, batch_sizes, folds, throughput, devices, fast_start, compiled, allocator, loss, search),
-        *(reranking, embedding_folders, gallery_sizes, loss_complexity),
+        *(selection, half_cars, half_cub, half_cars_devices, float32_precision, losses, noise, worst_classes),
+        *(alpha_delta, dimensions, batch_sizes, folds, throughput, devices, fast_start, compiled, allocator, loss),
+        *(search, reranking, embedding_folders, gallery_sizes, loss_complexity),
     )
 }
 TABLES["first_search"] = partial(recipes, "cars_half_recipe", FIRST_SEARCH)

@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Write where the tests ran and how they ended."""
     file = config.getoption("record")
-    if file is None or not torch.cuda.is_available():
+    if file is None or not torch.cuda.is_available() or hasattr(config, "workerinput"):  # one of xdist's processes
         return
     from proxy_anchor.reports.run import commit, device_name, versions
 
