@@ -161,6 +161,9 @@ def test_the_batch_of_own_images_fits_them_and_a_cpu(classes, images, k, on_gpu,
     benchmark = compose_train("dataset=cars", "recall_k=[1,1000]")
     assert config.fit_to_images(benchmark, Splits("own", table, table), RecallCallback([1, 1000])) == ""
     assert benchmark.data.batch_size == 180
+    benchmark.data.batch_size = None
+    config.fit_to_images(benchmark, Splits("own", table, table), RecallCallback([1, 1000]))
+    assert benchmark.data.batch_size == min(180 if on_gpu else 32, classes * images // 2)
 
 
 def test_what_was_chosen_is_kept_on_every_rank(tmp_path, monkeypatch) -> None:

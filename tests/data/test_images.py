@@ -1,6 +1,7 @@
 """From files to pixels: every mode becomes RGB, every bad file is named, the crops are torchvision's."""
 
 import io
+import os
 import resource
 import shutil
 import struct
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import messages
 from proxy_anchor.data.augment import CentralCrop, RandomCrops
-from proxy_anchor.data.files import images_below
+from proxy_anchor.data.files import find_images, images_below
 from proxy_anchor.data.images import (
     ImageDataset,
     InputImages,
@@ -242,8 +243,25 @@ def test_links_to_folders_are_followed_and_circles_end(tmp_path):
     for link, target in {"c": tmp_path / "else", "a/b": "../b", "b/a": "../a", "up": "."}.items():
         (tmp_path / "all" / link).symlink_to(target)
     (tmp_path / "all" / "loop").symlink_to("loop")
-    names = [path.relative_to(tmp_path / "all").as_posix() for path in images_below(tmp_path / "all")[0]]
+    names = [path.relative_to(tmp_path / "all").as_posix() for path in images_below(tmp_path / "all", by_class=True)[0]]
     assert names == ["a/1.png", "a/b/2.png", "b/2.png", "b/a/1.png", "c/3.png"]
+
+
+def test_folders_that_link_to_each_other_are_entered_once_below_each_class(tmp_path, monkeypatch):
+    names, entered = "abcdefgh", []
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").touch()
+        for other in names.replace(name, ""):
+            (tmp_path / name / f"to_{other}").symlink_to(tmp_path / other)
+    monkeypatch.setattr(os, "scandir", lambda folder, scandir=os.scandir: entered.append(folder) or scandir(folder))
+    images, _ = images_below(tmp_path / "a")
+    assert len(entered) == 8
+    assert [path.resolve().parent.name for path in images].count("a") == 1
+    assert {path.resolve().parent.name for path in images} == {*names}
+    entered.clear()
+    assert len(find_images(tmp_path)) == 8 * 8  # each class as it is alone
+    assert len(entered) == 1 + 8 * 8
 
 
 # ---- the data set

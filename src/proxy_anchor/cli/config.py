@@ -74,13 +74,11 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
 
 
 def fit_to_images(cfg: DictConfig, splits: Splits, recall: RecallCallback, *, num_ranks: int = 1) -> str:
-    """Fit batch, images per class and K of Recall to the user's own images.
+    """Fit batch and images per class to the training images, and K of Recall to the user's own.
 
-    Changes `cfg` where dataset=folder leaves the batch size open, and `recall` where a K is larger than the gallery.
-    Returns one line on it, or "".
+    Changes `cfg` where it leaves the batch size open, and `recall` where a K is larger than the gallery of
+    dataset=folder. Returns one line on it, or "".
     """
-    if cfg.dataset.name != "folder":
-        return ""
     import torch
 
     chosen = []
@@ -96,7 +94,7 @@ def fit_to_images(cfg: DictConfig, splits: Splits, recall: RecallCallback, *, nu
             chosen.append(f"data.images_per_class={k}")
         data.batch_size = max(min(most) // num_ranks, -(-least // num_ranks)) * num_ranks
         chosen.append(f"data.batch_size={data.batch_size}")
-    if recall.fit(splits):
+    if cfg.dataset.name == "folder" and recall.fit(splits):
         chosen.append(f"recall_k={recall.k}")
     return f"chosen for {len(train):,} training images: {', '.join(chosen)}" if chosen else ""
 
