@@ -17,7 +17,6 @@ from omegaconf import DictConfig, ListConfig
 from proxy_anchor.cli import checks, config, messages, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_int, check_number
-from proxy_anchor.reports.runs import CONFIG_FILE
 from proxy_anchor.training.run_lock import held
 from proxy_anchor.utils import FAILURE_FILE, read_result
 from train import train
@@ -37,7 +36,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
     if any(read_result(place) is None for place in places.values()):
         chosen = check_data({loss: job for (loss, _), job in configs.items()})
         for (loss, seed), job in configs.items():
-            if not (places[loss, seed] / CONFIG_FILE).is_file():  # a run that has begun keeps its own
+            if not (places[loss, seed] / "config.yaml").is_file():  # a run that has begun keeps its own
                 job.data.merge_with(chosen[loss])
     results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in configs}
     failures: dict[str, str] = {}

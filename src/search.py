@@ -20,7 +20,6 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     from proxy_anchor.inference.gallery import open_index, report_skipped
     from proxy_anchor.inference.hits import vote
     from proxy_anchor.reports.pages import write_search_page
-    from proxy_anchor.reports.runs import CONFIG_FILE
     from proxy_anchor.reports.tables import format_table
     from proxy_anchor.training.checkpoint import checkpoint_of
     from proxy_anchor.utils import write_json
@@ -54,7 +53,7 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
             rows.append(row | ({} if hit.is_match is None else {"match": hit.is_match}) | {"image": hit.name})
     print(format_table(rows))
     run = checkpoint_of(cfg.checkpoint).parent
-    default = run if (run / CONFIG_FILE).is_file() else Path()
+    default = run if (run / "config.yaml").is_file() else Path()
     output = Path(config.absolute(cfg.output or str(default / "search")))
     write_json(output.with_name(f"{output.name}.json"), {"checkpoint": cfg.checkpoint, "queries": listed})
     write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, [q.name for q in queries], shown)

@@ -142,9 +142,7 @@ def fit_workers(num_workers: int | None, loaders: Sequence[tuple[int, int]], key
     def lacks(workers: int) -> str:
         memory = sum(min(2 * workers + 1, batches) * size for size, batches in loaders)
         if workers and memory > free:
-            return (
-                f"{memory / 1e6:.0f} MB of {SHARED_MEMORY} ({free / 1e6:.0f} MB are free; --shm-size=8g of a container)"
-            )
+            return f"{memory / 1e6:.0f} MB of {SHARED_MEMORY} ({free / 1e6:.0f} MB are free; docker: --shm-size=8g)"
         files = opened + _FILES_PER_WORKER * workers * len(loaders)
         return f"{files} open files (the limit is {limit}; `ulimit -n 4096`)" if workers and files > limit else ""
 
