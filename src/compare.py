@@ -6,6 +6,7 @@ sampler. Each run is one of `train.py`, in runs/NAME/LOSS/seedN.
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,11 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
     configs = comparison_jobs(cfg)
     places = {(loss, seed): folder / loss / f"seed{seed}" for loss, seed in configs}
-    check_data({loss: job for (loss, seed), job in configs.items() if read_result(places[loss, seed]) is None})
+    if any(read_result(place) is None for place in places.values()):
+        chosen = check_data({loss: job for (loss, _), job in configs.items()})
+        for (loss, seed), job in configs.items():
+            if not (places[loss, seed] / "config.yaml").is_file():  # a run that has begun keeps its own
+                job.data.merge_with(chosen[loss])
     results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in configs}
     failures: dict[str, str] = {}
     for number, ((loss, seed), job) in enumerate(configs.items(), start=1):
@@ -88,21 +93,31 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
     return jobs
 
 
-def check_data(jobs: dict[str, DictConfig]) -> None:
-    """Raise UsageError for images that cannot fill the batches, or the K of Recall, of one of the losses."""
+def check_data(jobs: dict[str, DictConfig]) -> dict[str, dict[str, Any]]:
+    """{loss: its batch_size and images_per_class}: where they are open one batch size for all losses, if one fits.
+
+    Raises UsageError for images that cannot fill the batches, or the K of Recall, of one of the losses.
+    """
     from proxy_anchor.data.datamodule import ImageDataModule
     from proxy_anchor.training.callbacks.recall import RecallCallback
 
-    splits = None
-    for loss, job in jobs.items():
-        splits = splits or config.load_splits(job, training=False)
-        job, recall = deepcopy(job), RecallCallback(job.recall_k)  # the run itself decides again
+    fitted = deepcopy(jobs)
+    splits = config.load_splits(next(iter(jobs.values())), training=False)
+    for loss, job in fitted.items():
+        recall = RecallCallback(job.recall_k)
         try:
             config.fit_to_images(job, splits, recall)
             recall.check(splits)
             ImageDataModule(splits, seed=job.seed, **job.data, **job.dataset.images)
         except UsageError as error:
             raise UsageError(f"loss={loss}: {error}") from error
+    ks = [job.data.images_per_class for job in fitted.values() if job.data.images_per_class]
+    step = math.lcm(*ks)
+    common = max(min(job.data.batch_size for job in fitted.values()) // step, 2 if ks else 1) * step
+    if common <= min([len(splits.train), *(k * splits.train.num_classes for k in ks)]):
+        for loss, job in fitted.items():
+            job.data.batch_size = jobs[loss].data.batch_size or common
+    return {loss: {key: job.data[key] for key in ("batch_size", "images_per_class")} for loss, job in fitted.items()}
 
 
 def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:

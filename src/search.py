@@ -21,6 +21,7 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     from proxy_anchor.inference.hits import vote
     from proxy_anchor.reports.pages import write_search_page
     from proxy_anchor.reports.tables import format_table
+    from proxy_anchor.training.checkpoint import checkpoint_of
     from proxy_anchor.utils import write_json
 
     checks.check_retrieval(cfg, "search")
@@ -51,7 +52,9 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
             row = {"query": path.name, "rank": rank, "similarity": f"{hit.similarity:.3f}", "class": hit.label}
             rows.append(row | ({} if hit.is_match is None else {"match": hit.is_match}) | {"image": hit.name})
     print(format_table(rows))
-    output = Path(config.absolute(cfg.output))
+    run = checkpoint_of(cfg.checkpoint).parent
+    default = run if (run / "config.yaml").is_file() else Path()
+    output = Path(config.absolute(cfg.output or str(default / "search")))
     write_json(output.with_name(f"{output.name}.json"), {"checkpoint": cfg.checkpoint, "queries": listed})
     write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, [q.name for q in queries], shown)
     print(f"written: {output}.json and {output}.html")

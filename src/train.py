@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,9 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         (folder / FAILURE_FILE).unlink(missing_ok=True)
     results = []
     for fold in range(config.num_folds(cfg)):
-        cfg.validation.fold = fold
-        results.append(train(cfg, folder / f"fold{fold}"))
+        job = deepcopy(cfg)  # a run writes into its config what it chooses for its own images
+        job.validation.fold = fold
+        results.append(train(job, folder / f"fold{fold}"))
         entry.forget_last_run()
     combined = fold_summary(results)
     if rank() == 0:

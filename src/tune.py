@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from proxy_anchor.cli import checks, config, messages, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_choice, check_int
-from proxy_anchor.reports.tables import format_table
+from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.sweeps import launcher
 from proxy_anchor.training.run_lock import HELD_BY_PARENT, held
 from proxy_anchor.utils import FAILURE_FILE, selecting_recall, write_json
@@ -124,8 +124,12 @@ def work_together(cfg: DictConfig, folder: Path) -> None:
 
 
 def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared: list[str]) -> dict[str, Any]:
-    """Print the trials and the command of the best one; write tuning.json."""
-    print("\n" + format_table([row | {key: str(row.get(key)) for key in searched} for row in rows]), flush=True)
+    """Print the trials and the command of the best one; write tuning.json, table, figure and page."""
+    from proxy_anchor.reports.figures import recall_by_run
+
+    shown = [row | {key: str(row.get(key)) for key in searched} for row in rows]
+    figures = {"recall_by_trial": recall_by_run(shown, "validation recall")}
+    print(f"\n{format_table(shown)}\n{write_table(folder, 'tuning', shown, figures)}", flush=True)
     write_json(folder / "tuning.json", {"trials": rows})
     best = rows[0]
     if best["state"] == "complete":

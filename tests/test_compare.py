@@ -20,7 +20,7 @@ from proxy_anchor.cli import main as entry
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.figures import recall_curves
-from proxy_anchor.reports.tables import Spread, comparison_rows, reached
+from proxy_anchor.reports.tables import Spread, comparison_rows, notes, reached
 from train import train
 
 TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS, "logger=csv"]
@@ -61,6 +61,12 @@ def test_table_and_curves(compared):
     assert lines["triplet"]["best R@1 n"] == "2"
     assert f"{sum(best) / 2:.1f} ±" in output
     assert result_of(here, "triplet", 1)["peak_memory_gib"] > 0.1
+    page = (folder / "index.html").read_text()
+    assert [f"{loss}/seed{seed}/index.html" in page for loss in ("proxy_anchor", "triplet") for seed in (1, 2)] == [
+        True
+    ] * 4
+    assert page.count("<svg") == 2
+    assert max(map(len, output.split("\n\n")[-2].splitlines())) <= 100
     for name in ("recall_by_epoch", "recall_by_seconds"):
         assert (folder / f"{name}.svg").read_text().startswith("<?xml")
         with Image.open(folder / f"{name}.png") as picture:
@@ -217,8 +223,12 @@ def jobs_of(folder, *overrides):
 def test_a_few_own_images_are_compared_and_what_one_loss_cannot_use_is_refused_first(write_images, tmp_path):
     write_images(dict.fromkeys("abcd", 3))
     own = jobs_of(tmp_path / "images", "dataset=folder")
-    check_data(own)
-    assert own["triplet"].data.batch_size is None  # the run itself chooses it
+    # Of 2 x 3 training images triplet needs 2 x 3 in a batch, proxy_anchor alone would take half of them.
+    chosen = {"batch_size": 6, "images_per_class": None}
+    assert check_data(own) == {"proxy_anchor": chosen, "triplet": {**chosen, "images_per_class": 3}}
+    assert check_data({"proxy_anchor": own["proxy_anchor"]})["proxy_anchor"]["batch_size"] == 3
+    own["proxy_anchor"].data.images_per_class = 2  # 12 would be the first common multiple
+    assert [each["batch_size"] for each in check_data(own).values()] == [4, 6]
     with pytest.raises(
         UsageError, match=r"loss=triplet: data.batch_size=5 is not a multiple of data.images_per_class=4"
     ):
@@ -258,6 +268,16 @@ def test_times_to_a_level():
     assert str(rows[0]["best R@1"]) == "65.0 ± 7.1"
     assert rows[0]["peak GiB"] is None
     assert str(comparison_rows({"a": [run, made_up([0.1, 0.3])]}, [60])[0]["s to 60"]) == "12.0 (1 of 2)"
+
+
+def test_different_batch_sizes_are_said():
+    sizes = {"a": [8, 8], "b": [12]}
+    runs = {
+        loss: [made_up([0.1, 0.2]) | {"config": {"data": {"batch_size": size}}} for size in each]
+        for loss, each in sizes.items()
+    }
+    assert "Batch sizes differ: 8 (a), 12 (b)." in notes(runs)
+    assert "Batch" not in notes({"a": runs["a"], "old": [made_up([0.1, 0.2])]})
 
 
 def test_curves_are_means_over_seeds():

@@ -64,10 +64,10 @@ def test_search_commands(here: Path, run: Callable) -> None:
     broken.unlink()
     assert "left out, as they cannot be read: 1 image" in printed
     assert "broken.png" in printed
-    [answer] = json.loads((here / "search.json").read_text())["queries"]
+    [answer] = json.loads((here / "runs/first/search.json").read_text())["queries"]
     assert len(answer["hits"]) == 5
     assert answer["class"] in os.listdir(here / "my_pictures")
-    page = (here / "search.html").read_text()
+    page = (here / "runs/first/search.html").read_text()
     assert page.count("<img") == 6
     first_hit = Path(answer["hits"][0]["name"])
     assert str(first_hit.parent.parent) == str(here / "my_pictures")
@@ -78,6 +78,11 @@ def test_search_commands(here: Path, run: Callable) -> None:
     assert "64 images added or changed" in printed
     assert "match threshold" in printed
     assert sorted(os.listdir(here / "my_index")) == ["embeddings.npy", "index.json"]
+    assert f"written: {here}/runs/first/search.json" in printed
+    assert not (here / "search.json").exists()
+    shutil.copyfile(here / "runs/first/best.ckpt", here / "alone.ckpt")
+    run("python src/search.py checkpoint=alone.ckpt index=my_index query=query.jpg")
+    assert (here / "search.json").is_file()
     again = run("python src/search.py checkpoint=runs/first index=my_index query=query.jpg k=64 rerank=k_reciprocal")
     assert "match threshold" in again
     run(

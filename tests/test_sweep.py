@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -35,7 +37,14 @@ def test_a_failed_job_is_marked_in_its_folder_and_the_others_finish(swept):
     assert done.stderr.splitlines()[-1] == f"error: {reason}"
     *_, last = lines = done.stdout.strip().splitlines()
     assert last.startswith("Traces: error.txt in the folders of failed jobs.")
-    table = lines[-6:-1]
+    table = lines[-7:-2]
+    page = here / "runs/sweep/index.html"
+    assert lines[-2] == f"table, recall_by_job, links to the runs: {page}; sweep.md, .csv"
+    assert re.findall('<a href="(.*?)"', page.read_text()) == ["0/index.html", "2/index.html"]
+    rows = list(csv.DictReader((here / "runs/sweep/sweep.csv").open()))
+    best = [json.loads((here / f"runs/sweep/{job}/result.json").read_text())["best"]["recall"]["1"] for job in (0, 2)]
+    assert [float(rows[job]["best R@1"]) for job in (0, 2)] == pytest.approx([100 * each for each in best])
+    assert rows[1]["failed"].startswith("loss.alpha=-1")
     assert [line.split()[:2] for line in (table[0], *table[2:])] == [
         ["job", "loss.alpha"],
         ["0", "16"],
@@ -90,6 +99,7 @@ def test_a_job_that_is_refused_leaves_the_run_in_its_folder_as_it_is(launcher, s
     assert done.returncode == 2, done.stderr
     refused = "holds a run with other settings (loss.alpha): choose another run=NAME"
     assert all(refused in row for row in done.stdout.strip().splitlines()[-3:-1])  # of the table
+    assert not (tmp_path / "runs/sweep/sweep.md").exists()
     assert contents(tmp_path) == before
 
 

@@ -21,7 +21,7 @@ from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import FolderTaken
 from proxy_anchor.reports import run as reports
-from train import train
+from train import cross_validate, train
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +144,16 @@ def test_validation_folds_report_the_mean(tmp_path):
     assert result["last"]["recall"]["1"] == pytest.approx(mean)
     assert f"last epoch 1: @1 {100 * mean:.1f}" in output
     assert result["selected"]["epoch"] == 1
+
+
+def test_every_fold_chooses_the_batch_for_its_own_images(write_images, tmp_path):
+    write_images(dict(zip("abcdefgh", (1, 2, 3, 4, 5, 6, 7, 8), strict=True)))
+    folds = ["validation=folds", "validation.num_folds=2", f"dataset.root={tmp_path}/images", "data.batch_size=null"]
+    cfg = compose_train(*TINY_FOLDER, "dataset.test_fraction=0.5", "trainer.max_epochs=1", "recall_k=1", *folds)
+    chosen = {each["num_train_images"]: each["config"]["data"] for each in cross_validate(cfg, tmp_path / "x")["folds"]}
+    assert len(chosen) == 2
+    assert all(data["batch_size"] == images // 2 for images, data in chosen.items())
+    assert cfg.data.batch_size is None
 
 
 def test_what_is_allowed_is_not_refused(tmp_path):

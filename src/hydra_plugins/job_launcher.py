@@ -61,9 +61,8 @@ class JobLauncher(Launcher):
     def _launch_commands(
         self, configs: Sequence[DictConfig], job_overrides: Sequence[Sequence[str]], ended: dict[int, JobReturn]
     ) -> None:
-        from proxy_anchor.sweeps import (
-            launcher,
-        )  # here: Hydra imports this module for every program of this environment
+        # Here: Hydra imports this module for every program of this environment.
+        from proxy_anchor.sweeps import launcher
 
         cfg, trainer = configs[0].launcher, configs[0].trainer
         check_int("trainer.devices", trainer.devices, 1)
@@ -104,6 +103,6 @@ def _print_table(jobs: Sequence[DictConfig], ended: Mapping[int, JobReturn]) -> 
         own = jobs[number].hydra
         rows.append((own.job.num, own.overrides.task, Path(own.runtime.output_dir), failed))
     if rows:
-        print("\n" + sweep_table(rows), flush=True)
+        print("\n" + sweep_table(Path(jobs[0].hydra.sweep.dir).absolute(), rows), flush=True)
     if any(failed for *_, failed in rows):
         print(f"Traces: {FAILURE_FILE} in the folders of failed jobs. The same command with run=NAME repeats these.")

@@ -128,21 +128,31 @@ def test_a_benchmarks_loader_is_found_under_its_former_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "images", "k", "on_gpu", "num_ranks", "expected"),
+    ("classes", "images", "k", "gib", "num_ranks", "expected"),
     [
-        (15, 25, None, False, 1, (32, None)),
-        (15, 25, None, True, 1, (180, None)),
-        (15, 25, None, True, 7, (175, None)),
-        (15, 20, None, True, 1, (150, None)),
-        (2, 3, None, False, 1, (3, None)),
-        (2, 3, 4, False, 1, (6, 3)),
-        (5, 25, 4, False, 1, (20, 4)),
-        (15, 25, 4, True, 3, (60, 4)),
-        (2, 1, 4, False, 1, (4, 2)),  # which the sampler refuses
+        (15, 25, None, 0, 1, (32, None)),
+        (15, 25, None, 80, 1, (180, None)),
+        (15, 25, None, 24, 1, (180, None)),
+        (15, 25, None, 6, 1, (50, None)),  # 0.12 GiB each
+        (15, 25, None, 6, 2, (100, None)),
+        (15, 25, 4, 6, 1, (48, 4)),
+        (15, 25, None, 80, 7, (175, None)),
+        (15, 20, None, 80, 1, (150, None)),
+        (2, 3, None, 0, 1, (3, None)),
+        (2, 3, 4, 0, 1, (6, 3)),
+        (5, 25, 4, 0, 1, (20, 4)),
+        (15, 25, 4, 80, 3, (60, 4)),
+        (2, 1, 4, 0, 1, (4, 2)),  # which the sampler refuses
     ],
 )
-def test_the_batch_of_own_images_fits_them_and_a_cpu(classes, images, k, on_gpu, num_ranks, expected, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+def test_the_batch_of_own_images_fits_them_and_the_machine(classes, images, k, gib, num_ranks, expected, monkeypatch):
+    """gib: memory of the smallest of the GPUs; 0: there is none."""
+    memory = [96 * 2**30, gib * 2**30]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gib > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memory))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory[device])
+    )
     cfg = compose_train("dataset=folder", f"data.images_per_class={'null' if k is None else k}")
     own = [(Path(f"{name}/{number}.png"), str(name)) for name in range(classes) for number in range(images)]
     [table] = make_tables(own)
@@ -161,6 +171,15 @@ def test_the_batch_of_own_images_fits_them_and_a_cpu(classes, images, k, on_gpu,
     benchmark = compose_train("dataset=cars", "recall_k=[1,1000]")
     assert config.fit_to_images(benchmark, Splits("own", table, table), RecallCallback([1, 1000])) == ""
     assert benchmark.data.batch_size == 180
+    benchmark.data.batch_size = None
+    config.fit_to_images(benchmark, Splits("own", table, table), RecallCallback([1, 1000]))
+    assert benchmark.data.batch_size == min(int(gib / 0.12) or 32, 180, classes * images // 2)
+
+
+def test_training_needs_two_classes() -> None:
+    [one] = make_tables([(Path("a.png"), "a"), (Path("b.png"), "a")])
+    with pytest.raises(UsageError, match="own has 1 training class: without a second one there are no negatives"):
+        config.fit_to_images(compose_train("dataset=folder"), Splits("own", one, one), RecallCallback(1))
 
 
 def test_what_was_chosen_is_kept_on_every_rank(tmp_path, monkeypatch) -> None:

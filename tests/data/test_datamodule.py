@@ -121,10 +121,13 @@ def test_loaders_without_a_trainer(folder, tmp_path, cache):
         assert indices(loaders[0]) == list(range(NUM_QUERY))
 
 
-def test_the_room_of_workers_is_looked_at_for_every_loader(folder, monkeypatch):
+@pytest.mark.parametrize("cache", ["none", "disk"])
+def test_the_room_of_workers_is_looked_at_for_all_loaders_together(folder, monkeypatch, tmp_path, cache):
     asked = []
-    monkeypatch.setattr(module, "check_workers", lambda *given: asked.append(given))
-    data = ImageDataModule(make_splits(folder, gallery=True), **SMALL | {"eval_batch_size": 3})
-    data.train_dataloader()
-    data.val_dataloader()
-    assert asked == [(0, 4 * 3 * 8 * 8, 2), *[(0, 3 * 3 * 8 * 8, -(-n // 3)) for n in map(len, data.eval_images)]]
+    monkeypatch.setattr(module, "fit_workers", lambda *given: asked.append(given) or 0)
+    small = SMALL | {"eval_batch_size": 3, "num_workers": None, "cache": cache, "cache_dir": tmp_path}
+    data = ImageDataModule(make_splits(folder, gallery=True), **small)
+    data.setup("fit")
+    searched = [(3 * 3 * 8 * 8, -(-n // 3)) for n in map(len, data.eval_images)] if cache == "none" else []
+    assert asked == [(None, [(0, 0)]), (None, [(4 * 3 * 8 * 8, 2), *searched])]
+    assert data.train_dataloader().num_workers == 0  # what was found to fit

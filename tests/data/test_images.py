@@ -1,6 +1,8 @@
 """From files to pixels: every mode becomes RGB, every bad file is named, the crops are torchvision's."""
 
 import io
+import os
+import re
 import resource
 import shutil
 import struct
@@ -16,12 +18,13 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import messages
+from proxy_anchor.data import images
 from proxy_anchor.data.augment import CentralCrop, RandomCrops
-from proxy_anchor.data.files import images_below
+from proxy_anchor.data.files import find_images, images_below
 from proxy_anchor.data.images import (
     ImageDataset,
     InputImages,
-    check_workers,
+    fit_workers,
     open_image,
     open_input,
     read_rgb,
@@ -226,8 +229,8 @@ def test_images_are_known_by_name(tmp_path):
     others = ["a.txt", "a", "a.jpg.part", "b.PART", "a.mat", "jpg", "x.pdf", "x.eps", "x.mpg", "x.wmf", "x.h5"]
     for name in good + hidden + others:
         (tmp_path / name).touch()
-    images, counts = images_below(tmp_path)
-    assert sorted(path.name for path in images) == sorted(good)
+    found, counts = images_below(tmp_path)
+    assert sorted(path.name for path in found) == sorted(good)
     others = {".part": 2, "without suffix": 2} | dict.fromkeys(
         [".txt", ".mat", ".pdf", ".eps", ".mpg", ".wmf", ".h5"], 1
     )
@@ -242,8 +245,24 @@ def test_links_to_folders_are_followed_and_circles_end(tmp_path):
     for link, target in {"c": tmp_path / "else", "a/b": "../b", "b/a": "../a", "up": "."}.items():
         (tmp_path / "all" / link).symlink_to(target)
     (tmp_path / "all" / "loop").symlink_to("loop")
-    names = [path.relative_to(tmp_path / "all").as_posix() for path in images_below(tmp_path / "all")[0]]
+    names = [path.relative_to(tmp_path / "all").as_posix() for path in images_below(tmp_path / "all", by_class=True)[0]]
     assert names == ["a/1.png", "a/b/2.png", "b/2.png", "b/a/1.png", "c/3.png"]
+
+
+def test_folders_that_link_to_each_other_are_entered_once_below_each_class(tmp_path, monkeypatch):
+    names, entered = "abcdefgh", []
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").touch()
+        for other in names.replace(name, ""):
+            (tmp_path / name / f"to_{other}").symlink_to(tmp_path / other)
+    monkeypatch.setattr(os, "scandir", lambda folder, scandir=os.scandir: entered.append(folder) or scandir(folder))
+    found, _ = images_below(tmp_path / "a")
+    assert len(entered) == 8
+    assert sorted(path.resolve().parent.name for path in found) == [*names]
+    entered.clear()
+    assert len(find_images(tmp_path)) == 8 * 8  # each class as it is alone
+    assert len(entered) == 1 + 8 * 8
 
 
 # ---- the data set
@@ -293,29 +312,42 @@ def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "free", "limit", "said"),
+    ("given", "free", "limit", "fitting", "said"),
     [
-        (0, 0, 0, ""),
-        (2, 5 * 1000, 1024, ""),
+        (0, 0, 0, 0, ""),
+        (2, 10 * 1000, 1024, 2, ""),
         (
             2,
-            5 * 1000 - 1,
+            10 * 1000 - 1,
             1024,
-            "num_workers=2: the batches of so many processes take 0 MB of .*: set num_workers=1, or",
+            1,
+            "num_workers=2: so many processes for each of 2 loaders take 0 MB of .*0 MB are free",
         ),
-        (2, 500, 1024, "set num_workers=0, or start the container with --shm-size=8g"),
-        (2, 10**9, 32, "need [0-9]+ open files, of which the system allows 32: set num_workers=0, or `ulimit -n 1024`"),
+        (2, 5 * 1000, 1024, 0, "num_workers=2: .*--shm-size=8g"),
+        (2, 10**9, 32, 0, "num_workers=2: .* take [0-9]+ open files .the limit is 32; `ulimit -n 4096`"),
+        (None, 10 * 1000, 1024, 2, ""),
+        (None, 6 * 1000, 1024, 1, "num_workers=2: .*0 MB are free"),
+        (None, 10**9, 32, 0, "num_workers=2: .*the limit is 32"),
     ],
 )
-def test_workers_without_room_are_refused_before_they_start(num_workers, free, limit, said, monkeypatch):
+def test_workers_have_room_for_all_loaders_before_they_start(given, free, limit, fitting, said, monkeypatch, capsys):
+    """Two loaders with batches of 1000 bytes; a number that is given is refused, the default of 2 lowered."""
+    monkeypatch.setattr(images, "available_cpus", lambda: 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    with pytest.raises(UsageError, match=said) if said else nullcontext():
-        check_workers(num_workers, 1000, 100, "num_workers")
+    refused = said and given is not None
+    with pytest.raises(UsageError, match=f"{said}.*: set num_workers={fitting}") if refused else nullcontext():
+        assert fit_workers(given, [(1000, 100), (1000, 100)], "num_workers") == fitting
+    printed = capsys.readouterr().out
+    assert bool(printed) == bool(said and given is None)
+    assert not printed or re.match(f"{said}.*: lowered to {fitting}\\.$", printed)
 
 
-def test_fewer_batches_than_workers_prepare_need_less_room(monkeypatch):
+def test_fewer_batches_than_workers_prepare_need_less_room_and_ranks_share_it(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2000))
-    check_workers(16, 1000, 2)
+    assert fit_workers(16, [(1000, 2)]) == 16
     with pytest.raises(UsageError, match="take 0 MB"):
-        check_workers(16, 1000, 3)
+        fit_workers(16, [(1000, 3)])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="take 0 MB"):
+        fit_workers(16, [(1000, 2)])

@@ -1,10 +1,13 @@
 """Text tables, and result files that are whole or not there."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from proxy_anchor.reports.tables import format_table
+from proxy_anchor.reports.figures import recall_by_run
+from proxy_anchor.reports.runs import Spread
+from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.utils import RESULT_FILE, read_result, write_json
 
 
@@ -26,6 +29,77 @@ def test_keys_may_differ_from_row_to_row():
         "  0  50.0  -",
         "  1     -  no such file",
     ]
+
+
+def test_columns_beyond_the_width_follow_below_after_the_first():
+    rows = [{"loss": "triplet", "R@1": 86.123, "epoch": 7, "s": None}]
+    whole = format_table(rows)
+    assert format_table(rows, width=max(map(len, whole.splitlines()))) == whole
+    for width in (19, 1):  # at least one column next to the first
+        assert format_table(rows, width=width).splitlines()[:4] == [
+            "loss      R@1",
+            "-------  ----",
+            "triplet  86.1",
+            "",
+        ]
+    assert format_table(rows, width=19).splitlines()[4:] == [
+        "loss     epoch  s",
+        "-------  -----  -",
+        "triplet      7  -",
+    ]
+
+
+def test_a_comparison_of_many_losses_fits_a_terminal():
+    names = ["proxy_anchor", "normalized_softmax", "multi_similarity", "a_loss_of_ones_own_with_a_long_name", *"abc"]
+    spread = Spread.of([1234.56, 7890.12, None])
+    columns = (
+        "seeds",
+        "best R@1",
+        "epochs to 12.3",
+        "s to 12.3",
+        "epochs to 45.6",
+        "s to 45.6",
+        "images/s",
+        "peak GiB",
+    )
+    printed = format_table([{"loss": name} | dict.fromkeys(columns, spread) for name in names], width=100)
+    assert max(map(len, printed.splitlines())) <= 100
+    assert all(column in printed for column in columns)
+    assert printed.count("a_loss_of_ones_own_with_a_long_name") == len(printed.split("\n\n"))
+
+
+def test_a_table_is_left_with_its_figure_and_links_to_the_runs(tmp_path):
+    for run in ("trial10", "trial2", "loss/seed1"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "index.html").touch()
+    rows = [
+        {"trial": "trial2", "state": "complete", "R@1": 50.0, "loss.alpha": "16"},
+        {"trial": "trial10", "state": "failed", "R@1": None, "loss.alpha": "<a|b>"},
+    ]
+    figure = recall_by_run(rows, "R@1")
+    [axes] = figure.axes
+    assert axes.lines[0].get_xdata() == [50.0]
+    assert [each.get_text() for each in axes.get_yticklabels()] == ["trial trial2, state complete, loss.alpha 16"]
+    for _ in range(2):  # the second time over its own files
+        said = write_table(tmp_path, "tuning", rows, {"recall_by_trial": figure}, "A note.")
+    assert said == f"table, recall_by_trial, links to the runs: {tmp_path}/index.html; tuning.md, .csv"
+    assert (tmp_path / "tuning.md").read_text().splitlines() == [
+        "| trial | state | R@1 | loss.alpha |",
+        "| --- | --- | --- | --- |",
+        "| trial2 | complete | 50.0 | 16 |",
+        r"| trial10 | failed | - | <a\|b> |",
+        "",
+        "A note.",
+    ]
+    lines = ["trial,state,R@1,loss.alpha", "trial2,complete,50.0,16", "trial10,failed,,<a|b>"]
+    assert (tmp_path / "tuning.csv").read_text().splitlines() == lines
+    assert all((tmp_path / f"recall_by_trial.{kind}").stat().st_size > 1000 for kind in ("svg", "png"))
+    page = (tmp_path / "index.html").read_text()
+    assert "<td>complete</td><td>50.0</td>" in page
+    assert "&lt;a|b&gt;" in page
+    assert page.count("<svg") == 1
+    links = ["trial2/index.html", "trial10/index.html", "loss/seed1/index.html"]
+    assert re.findall('<a href="(.*?)"', page) == links
 
 
 def test_what_is_written_is_read(tmp_path):

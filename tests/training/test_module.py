@@ -168,9 +168,11 @@ def test_fit_test_and_predict_by_a_trainer_of_ones_own(
     trainer = make_trainer(callbacks=[recall])
     trainer.fit(learner, make_data())
     [tested] = trainer.test(learner, make_data(), verbose=False)
-    assert (tested["test/recall_at_1"], tested["test/recall_at_2"]) == (*recall.history[1].recall.values(),)
+    assert (tested["test/recall_at_1"], tested["test/recall_at_2"]) == (*recall.history[0].recall.values(),)
     predicted = torch.cat([each["embeddings"] for each in trainer.predict(learner, make_data())])
     torch.testing.assert_close(predicted, recall.selected_embeddings[0])
+    trainer.validate(learner, make_data(), verbose=False)
+    assert [result.epoch for result in recall.history] == [1]
 
 
 def test_plain_loaders_of_pairs_train_and_the_callback_says_what_it_needs(

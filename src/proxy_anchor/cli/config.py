@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.errors import UsageError, check_int
+from proxy_anchor.errors import UsageError, check_int, counted
 from proxy_anchor.utils import CLASSES_FILE, is_distributed, rank, write_json
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from proxy_anchor.training.checkpoint import Checkpoint
 
 _CPU_BATCH = 32  # images; at 224 pixels EfficientNet-Lite0 takes 4.3 GiB for them, and 20 GiB for 180
+# Of a GPU's memory, for an image of 224 x 224 pixels. EfficientNet-Lite0 takes 0.085 in float32 (15.4 GiB for 180, in
+# docs/results/cars_half/seed5.json); the rest is room for other networks and for cached images.
+_GPU_GIB = 0.12
 GROUP_KEYS = ("proxy_lr_mult", "warmup_epochs")  # keys of `optimizer` that are not arguments of torch's class
 
 
@@ -74,29 +77,36 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
 
 
 def fit_to_images(cfg: DictConfig, splits: Splits, recall: RecallCallback, *, num_ranks: int = 1) -> str:
-    """Fit batch, images per class and K of Recall to the user's own images.
+    """Fit batch and images per class to the training images, and K of Recall to the user's own.
 
-    Changes `cfg` where dataset=folder leaves the batch size open, and `recall` where a K is larger than the gallery.
-    Returns one line on it, or "".
+    Changes `cfg` where it leaves the batch size open, and `recall` where a K is larger than the gallery of
+    dataset=folder. Returns one line on it, or "". Raises UsageError for fewer than two classes.
     """
-    if cfg.dataset.name != "folder":
-        return ""
     import torch
 
     chosen = []
     train, data = splits.train, cfg.data
+    if train.num_classes < 2:
+        raise UsageError(
+            f"{splits.name} has {counted(train.num_classes, 'training class')}: without a second one there are no "
+            "negatives, and all embeddings become equal. Add classes to train on."
+        )
     if data.batch_size is None:
         least, most = 1, [cfg.backbone.recipe.batch_size, len(train) // 2]
         if cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available():
             most.append(_CPU_BATCH)
+        else:  # all memory, not what is free: equal on all ranks, and in every start
+            gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+            room = min(each.total_memory for each in gpus) / 2**30 / _GPU_GIB
+            most.append(num_ranks * int(room * (224 / cfg.dataset.images.crop) ** 2))
         if data.images_per_class is not None:
-            k = data.images_per_class = min(data.images_per_class, max(2, len(train) // max(1, train.num_classes)))
+            k = data.images_per_class = min(data.images_per_class, max(2, len(train) // train.num_classes))
             least, num_ranks = 2 * k, math.lcm(k, num_ranks)
             most.append(k * train.num_classes)
             chosen.append(f"data.images_per_class={k}")
         data.batch_size = max(min(most) // num_ranks, -(-least // num_ranks)) * num_ranks
         chosen.append(f"data.batch_size={data.batch_size}")
-    if recall.fit(splits):
+    if cfg.dataset.name == "folder" and recall.fit(splits):
         chosen.append(f"recall_k={recall.k}")
     return f"chosen for {len(train):,} training images: {', '.join(chosen)}" if chosen else ""
 

@@ -194,10 +194,8 @@ def _require_same_begun(cfg: DictConfig, folder: Path) -> None:
 
 def _keep_chosen(cfg: DictConfig, made: dict[str, Any]) -> None:
     """Take over what `config.fit_to_images` chose when the run began, where the command leaves it open."""
-    if not cfg.dataset.name == made.get("dataset", {}).get("name") == "folder":
-        return
-    if cfg.data.batch_size is None:
-        cfg.data.batch_size, k = made["data"]["batch_size"], made["data"]["images_per_class"]
+    if cfg.data.batch_size is None and "data" in made:
+        cfg.data.batch_size, k = made["data"]["batch_size"], made["data"].get("images_per_class")
         if k is not None and k < (cfg.data.images_per_class or 0):
             cfg.data.images_per_class = k
 

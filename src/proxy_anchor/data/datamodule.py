@@ -24,7 +24,7 @@ from proxy_anchor.data.image_cache import (
     free_memory,
     kept_sizes,
 )
-from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, ImageDataset, check_workers, default_num_workers
+from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, ImageDataset, default_num_workers, fit_workers
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
@@ -48,7 +48,7 @@ class ImageDataModule(pl.LightningDataModule):
         eval_batch_size: images per evaluation step and device (default: batch_size).
         images_per_class: K of P x K batches (see `PKBatches`); None shuffles.
         seed: of the training order and crops, which depend only on the seed and the epoch.
-        num_workers: decoding processes; None: the available CPUs, at most 16.
+        num_workers: decoding processes; None: the available CPUs, at most 16, and as many as `setup` finds room for.
         crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
         brightness, contrast, saturation, hue, grayscale: of training images, see `RandomColors`.
         crop_on: where training images are cropped. "cpu": in the worker processes, image by image (the reference).
@@ -104,7 +104,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.batch_size = batch_size
         self.images_per_class = images_per_class
         self.eval_batch_size = eval_batch_size or batch_size
-        self.num_workers = default_num_workers() if num_workers is None else num_workers
+        self._num_workers, self.num_workers = num_workers, default_num_workers() if num_workers is None else num_workers
         self.seed = seed
         # Made here so that a batch size that does not fit is refused early.
         self.order = self.make_order() if len(splits.train) else None
@@ -177,6 +177,7 @@ class ImageDataModule(pl.LightningDataModule):
                     "different images are unreadable on different ranks: check that all ranks see the same files."
                 )
             self._device = trainer.strategy.root_device
+        self.num_workers = fit_workers(self._num_workers, [(0, 0)])  # to fill the cache, through pipes
         crop_on, cache = self._choose()
         if cache == "gpu":
             self.train_images.decoded = self._on_gpu(self.splits.train, self._form)
@@ -190,6 +191,10 @@ class ImageDataModule(pl.LightningDataModule):
             if cache == "ram" and self._place[0] == 0:
                 for _, file in files:
                     file.unlink(missing_ok=True)  # the memory is freed when the last process that maps it ends
+        image = 3 * self.eval_crop.crop**2  # bytes
+        loaders = [(image * (self.batch_size // self._place[1]), len(self.order or ()))] if crop_on == "cpu" else []
+        loaders += [(image * size, -(-len(rows) // size)) for rows, size in self._shares if not self._eval_decoded]
+        self.num_workers = fit_workers(self._num_workers, loaders)
         stored = [each for each in (self.train_images.decoded, *self._eval_decoded) if each is not None]
         self.loading = {
             "crop_on": crop_on,
@@ -256,14 +261,17 @@ class ImageDataModule(pl.LightningDataModule):
 
     def val_dataloader(self) -> list[Any]:
         """One loader per entry of `eval_roles`, over this rank's share in table order."""
-        shares = [evaluation_share(len(images), self.eval_batch_size, *self._place) for images in self.eval_images]
         if self._eval_decoded:
-            stored = zip(self._eval_decoded, self.eval_images, shares, strict=True)
+            stored = zip(self._eval_decoded, self.eval_images, self._shares, strict=True)
             return [StoredBatches(kept, each.labels, size, self._device, rows) for kept, each, (rows, size) in stored]
-        pairs = zip(self.eval_images, shares, strict=True)
+        pairs = zip(self.eval_images, self._shares, strict=True)
         return [self._loader(images, rows, batch_size=size) for images, (rows, size) in pairs]
 
     test_dataloader = predict_dataloader = val_dataloader
+
+    @property
+    def _shares(self) -> list[tuple[range, int]]:
+        return [evaluation_share(len(images), self.eval_batch_size, *self._place) for images in self.eval_images]
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -273,7 +281,7 @@ class ImageDataModule(pl.LightningDataModule):
     def _loader(self, images: ImageDataset, rows: range | None = None, **batches: Any) -> DataLoader:
         mapped = images.decoded is not None and self.num_workers > 0
         share: Dataset = images if rows is None or len(rows) == len(images) else Subset(images, rows)
-        loader: DataLoader = DataLoader(
+        return DataLoader(
             share,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
@@ -282,9 +290,6 @@ class ImageDataModule(pl.LightningDataModule):
             multiprocessing_context="fork" if mapped else None,  # inherits the memory map, whose file may be deleted
             **batches,
         )
-        size = batches.get("batch_size", self.batch_size // self._place[1])
-        check_workers(self.num_workers, size * 3 * self.eval_crop.crop**2, len(loader))
-        return loader
 
 
 def _leave_process_group(worker: int) -> None:

@@ -33,14 +33,15 @@ def image_suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix, name in Image.registered_extensions().items() if is_decoded(name))
 
 
-def images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
+def images_below(folder: Path, *, by_class: bool = False) -> tuple[list[Path], Counter[str]]:
     """Image files below a folder, in natural order, and the number of other files by suffix.
 
-    Links to folders are followed, except to a folder that holds the link. Hidden files and leftovers of archive
-    tools are neither. Raises UsageError for a folder that cannot be read.
+    Links to folders are followed, except to a folder that holds the link; a folder that several links lead to is
+    entered once (by_class: once below each sub-folder). Hidden files and leftovers of archive tools are neither.
+    Raises UsageError for a folder that cannot be read.
     """
     try:
-        found = list(_files_below(folder, tuple(map(str, Path(os.path.realpath(folder)).parents))))
+        found = list(_files_below(folder, {*map(str, Path(os.path.realpath(folder)).parents)}, by_class))
     except PermissionError as error:
         raise UsageError(f"{error.filename} cannot be read: change its permissions, or move it elsewhere.") from error
     images = [path for path in found if path.suffix.lower() in image_suffixes()]
@@ -49,14 +50,16 @@ def images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
     return sorted(images, key=lambda path: natural_key(path.relative_to(folder).as_posix())), others
 
 
-def _files_below(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
-    here = os.path.realpath(folder)
-    for entry in os.scandir(folder) if here not in above else ():
+def _files_below(folder: Path, entered: set[str], by_class: bool = False) -> Iterator[Path]:
+    if (here := os.path.realpath(folder)) in entered:
+        return
+    entered.add(here)
+    for entry in sorted(os.scandir(folder), key=lambda each: (each.is_symlink(), each.name)):
         path = folder / entry.name
         if is_hidden(Path(entry.name)):
             continue
         if path.is_dir():
-            yield from _files_below(path, (*above, here))
+            yield from _files_below(path, {*entered} if by_class else entered)
         else:
             yield path
 
@@ -74,7 +77,7 @@ def find_images(folder: Path | str) -> list[Path]:
     root = Path(folder)
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder of images.")
-    found, others = images_below(root)
+    found, others = images_below(root, by_class=True)
     left_out = f"no images, and left out: {counted_suffixes(others)}" if others else ""
     if not found:
         raise UsageError(

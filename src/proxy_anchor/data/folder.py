@@ -12,7 +12,7 @@ import pandas as pd
 
 from proxy_anchor.data.files import counted_suffixes, image_suffixes, images_below, is_hidden
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
-from proxy_anchor.errors import UsageError, check_int, check_number, did_you_mean, reason_of
+from proxy_anchor.errors import UsageError, check_int, check_number, counted, did_you_mean, reason_of
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
@@ -189,7 +189,7 @@ def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name:
     if len(classes) < 4:
         hint = f" If {classes[0]} itself holds the class folders, pass that folder." if len(classes) == 1 else ""
         raise UsageError(
-            f"{name} has {len(classes)} classes; a class-disjoint split needs at least 4 (2 to train, 2 to "
+            f"{name} has {counted(len(classes), 'class')}; a class-disjoint split needs at least 4 (2 to train, 2 to "
             f"search).{hint}"
         )
     random.Random(split_seed).shuffle(classes)

@@ -26,7 +26,7 @@ from torchvision.transforms.v2 import functional as F
 from tqdm import tqdm
 
 from proxy_anchor.data.augment import CentralCrop
-from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, check_workers, open_image, read_rgb, upright_size
+from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, open_image, read_rgb, upright_size
 from proxy_anchor.data.table import ImageTable
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 
@@ -81,7 +81,6 @@ def _read(
     table: ImageTable, read: Callable[[Path], Any], num_workers: int, batch_size: int, what: str
 ) -> Iterable[list]:
     """Lists of the results of `read` for all images, in order."""
-    check_workers(num_workers, 0, 0)  # what they read comes through a pipe
     loader = DataLoader(_Files(table.paths, read), batch_size=batch_size, num_workers=num_workers, collate_fn=list)
     return tqdm(loader, what, delay=3, leave=False, disable=None)
 

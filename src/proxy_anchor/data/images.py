@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from proxy_anchor.data.table import ImageTable
-from proxy_anchor.errors import UnreadableImage, UsageError, reason_of
+from proxy_anchor.errors import UnreadableImage, UsageError, counted, reason_of
 from proxy_anchor.utils import available_cpus
 
 # Pillow's exceptions for damaged or malicious files; damaged headers cause MemoryError and NotImplementedError.
@@ -125,28 +125,34 @@ def default_num_workers() -> int:
     return min(16, available_cpus())
 
 
-def check_workers(num_workers: int, batch_bytes: int, num_batches: int, key: str = "data.num_workers") -> None:
-    """Raise UsageError where worker processes lack shared memory or open files, before they start.
+def fit_workers(num_workers: int | None, loaders: Sequence[tuple[int, int]], key: str = "data.num_workers") -> int:
+    """Worker processes of each loader: as given, or by default as many as have shared memory and open files.
 
-    batch_bytes: of one batch of a worker, which keeps two of them ready.
+    loaders: (bytes of a batch, number of batches) of all loaders of this rank; a worker keeps two batches ready.
+    Raises UsageError where a given number does not fit, and prints a line where the default is lowered.
     """
-    if not num_workers or not SHARED_MEMORY.is_dir():
-        return
+    wanted = default_num_workers() if num_workers is None else num_workers
+    if not SHARED_MEMORY.is_dir():
+        return wanted
     import resource
 
-    needed, free = min(2 * num_workers + 1, num_batches) * batch_bytes, shutil.disk_usage(SHARED_MEMORY).free
-    if needed > free:
-        raise UsageError(
-            f"{key}={num_workers}: the batches of so many processes take {needed / 1e6:.0f} MB of {SHARED_MEMORY}, "
-            f"which has {free / 1e6:.0f} MB free: set {key}={max(0, free // batch_bytes - 1) // 2}, or start the "
-            "container with --shm-size=8g."
-        )
-    needed = len(os.listdir("/proc/self/fd")) + _FILES_PER_WORKER * num_workers
-    if needed > (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
-        raise UsageError(
-            f"{key}={num_workers}: so many processes need {needed} open files, of which the system allows {limit}: set "
-            f"{key}=0, or `ulimit -n 1024` before the command."
-        )
+    free = shutil.disk_usage(SHARED_MEMORY).free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    opened, limit = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    def lacks(workers: int) -> str:
+        memory = sum(min(2 * workers + 1, batches) * size for size, batches in loaders)
+        if workers and memory > free:
+            return f"{memory / 1e6:.0f} MB of {SHARED_MEMORY} ({free / 1e6:.0f} MB are free; docker: --shm-size=8g)"
+        files = opened + _FILES_PER_WORKER * workers * len(loaders)
+        return f"{files} open files (the limit is {limit}; `ulimit -n 4096`)" if workers and files > limit else ""
+
+    fitting = next(each for each in range(wanted, -1, -1) if not lacks(each))
+    if fitting < wanted:
+        reason = f"{key}={wanted}: so many processes for each of {counted(len(loaders), 'loader')} take {lacks(wanted)}"
+        if num_workers is not None:
+            raise UsageError(f"{reason}: set {key}={fitting}, or give more.")
+        print(f"{reason}: lowered to {fitting}.", flush=True)
+    return fitting
 
 
 class ImageDataset(Dataset):

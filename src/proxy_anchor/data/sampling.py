@@ -112,11 +112,6 @@ class PKBatches(ShuffledBatches):
         order = np.argsort(labels, kind="stable")
         counts = np.unique(np.asarray(labels)[order], return_counts=True)[1]
         self.members = [torch.from_numpy(each) for each in np.split(order, np.cumsum(counts)[:-1])]
-        if len(counts) < 2:
-            raise UsageError(
-                "data.images_per_class: all training images are of one class, which has no negatives; it needs 2 "
-                "or more."
-            )
         if len(counts) < self.num_groups:
             raise UsageError(
                 f"data.batch_size={batch_size} with data.images_per_class={images_per_class} takes "

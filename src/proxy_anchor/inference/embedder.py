@@ -14,14 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from proxy_anchor.data.images import (
-    ImageInput,
-    InputImages,
-    check_workers,
-    collate_readable,
-    default_num_workers,
-    input_key,
-)
+from proxy_anchor.data.images import ImageInput, InputImages, collate_readable, fit_workers, input_key
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.inference.checkpoint import TrainedNet
 
@@ -96,7 +89,7 @@ class Embedder:
         self.trained = trained
         self.device = choose_device(device)
         self.batch_size, self.precision = batch_size, precision
-        self.num_workers = default_num_workers() if num_workers is None else num_workers
+        self.num_workers = num_workers
         # Convolutions are faster on channels-last images, on CPUs and GPUs.
         self.net = trained.net.to(self.device).to(memory_format=torch.channels_last).eval()
 
@@ -156,7 +149,9 @@ class Embedder:
         return Embedded(rows, whole, skipped, reused)
 
     def _batches(self, images: Sequence[ImageInput], todo: Sequence[int]) -> Iterator[_Batch]:
-        num_workers = 0 if len(todo) <= _FEW_IMAGES else self.num_workers
+        batches = [(self.batch_size * 3 * self.trained.prepare.crop**2, -(-len(todo) // self.batch_size))]
+        few = len(todo) <= _FEW_IMAGES
+        num_workers = 0 if few else fit_workers(self.num_workers, batches, "embed.num_workers")
         loader = DataLoader(
             InputImages([images[row] for row in todo], self.trained.prepare),
             batch_size=self.batch_size,
@@ -164,8 +159,6 @@ class Embedder:
             collate_fn=collate_readable,
             pin_memory=self.device.type == "cuda",
         )
-        batch = min(self.batch_size, len(todo)) * 3 * self.trained.prepare.crop**2
-        check_workers(num_workers, batch, len(loader), "embed.num_workers")
         for places, pixels, skipped in loader:
             found = self.forward(pixels) if places else torch.empty(0, self.embedding_dim)
             if bad := int((~found.isfinite()).any(1).sum()):

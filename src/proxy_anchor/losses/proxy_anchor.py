@@ -54,7 +54,8 @@ class ProxyAnchorLoss(ProxyLoss):
     """Pulls each proxy to its samples and pushes it from others.
 
     Args:
-        num_classes: C, the number of training classes; one proxy each.
+        num_classes: C, the number of training classes; one proxy each. 1 is allowed: the sum over
+            negatives is empty, and training on that class alone makes all embeddings equal.
         embedding_dim: D.
         alpha: scale, above 0 (paper: 32).
         delta: margin on the cosine similarity, at least 0 (paper: 0.1).

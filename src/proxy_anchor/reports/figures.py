@@ -216,6 +216,18 @@ def recall_curves(results: Mapping[str, Sequence[Mapping[str, Any]]], *, against
     return figure
 
 
+def recall_by_run(rows: Sequence[Mapping[str, Any]], column: str) -> Figure:
+    """A point per row of a table that has a Recall in this column, in percent; its name: the row's strings."""
+    known = [row for row in rows if row.get(column) is not None]
+    names = [", ".join(f"{key} {value}" for key, value in row.items() if isinstance(value, str)) for row in known]
+    figure, axes = empty_figure(7.0, min(1.2 + 0.25 * len(known), 40.0))
+    axes.plot([row[column] for row in known], names, _MARKERS[0], color=COLOURS[0])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{column} (%)")
+    axes.grid(alpha=0.3)
+    return figure
+
+
 def save_figure(figure: Figure, file: Path) -> None:
     """Write `file`.svg and `file`.png; equal figures give equal bytes."""
     with matplotlib.rc_context({"svg.hashsalt": file.name}):

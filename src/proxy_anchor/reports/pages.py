@@ -64,14 +64,15 @@ def write_run_page(folder: Path, config: Mapping[str, Any], result: Mapping[str,
         name=name,
         data=data,
         result={"warnings": [], **result},
-        curves=[_inline_svg(figure, against) for against, figure in curves.items()],
+        curves=[inline_svg(figure, against) for against, figure in curves.items()],
         gallery=gallery.read_bytes() if gallery.is_file() else None,
         config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
     )
     write_text(folder / PAGE_FILE, text)
 
 
-def _inline_svg(figure: Any, name: str) -> str:
+def inline_svg(figure: Any, name: str) -> str:
+    """The figure as an <svg> element for a page; name: different for each figure of a page."""
     stream = io.StringIO()
     # Two figures in one page need different ids for clip paths and letters.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import floor
 from pathlib import Path
 from statistics import mean
@@ -13,17 +14,23 @@ from proxy_anchor.reports.runs import Spread
 from proxy_anchor.utils import write_text
 
 Result = Mapping[str, Any]
-TABLE = "comparison"
 
 
-def format_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
-    """Aligned columns for a terminal; numbers to the right, floats with `decimals` places."""
+def format_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1, width: int | None = None) -> str:
+    """Aligned columns for a terminal; numbers to the right, floats with `decimals` places.
+
+    Columns beyond `width` characters follow in a further table, after the first column.
+    """
     # Not pandas, whose import would take as long as the rest of --help.
     if not rows:
         return ""
-    header = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [header, *([cell(row.get(key), decimals) for key in header] for row in rows)]
+    header, *_ = lines = _lines(rows, decimals)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    fitting = max(2, sum(end <= (width or end) for end in accumulate(widths, lambda end, each: end + 2 + each)))
+    if fitting < len(header):
+        parts = header[:fitting], header[:1] + header[fitting:]
+        tables = [[{key: row.get(key) for key in part} for row in rows] for part in parts]
+        return "\n\n".join(format_table(table, decimals, width) for table in tables)
     lines.insert(1, ["-" * width for width in widths])
     right = [all(isinstance(row.get(key), int | float | None) for row in rows) for key in header]
     return "\n".join(
@@ -37,10 +44,14 @@ def format_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
 
 def markdown_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
     """The same rows in Markdown."""
-    header = list(dict.fromkeys(key for row in rows for key in row))
-    cells = ([cell(row.get(key), decimals) or "-" for key in header] for row in rows)
-    lines = [header, ["---"] * len(header), *cells]
+    header, *cells = _lines(rows, decimals)
+    lines = [header, ["---"] * len(header), *([text.replace("|", "\\|") or "-" for text in line] for line in cells)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], decimals: int) -> list[list[str]]:
+    header = list(dict.fromkeys(key for row in rows for key in row))
+    return [header, *([cell(row.get(key), decimals) for key in header] for row in rows)]
 
 
 def cell(value: Any, decimals: int = 1) -> str:
@@ -97,10 +108,38 @@ def comparison_rows(
     return rows
 
 
+def write_table(
+    folder: Path, name: str, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Any], note: str = ""
+) -> str:
+    """Write `name`.md, `name`.csv, the figures by their names, and all with links to the runs on one page.
+
+    Returns a line for a terminal that names the files.
+    """
+    from pandas import json_normalize
+
+    from proxy_anchor.reports.figures import save_figure
+    from proxy_anchor.reports.pages import PAGE_FILE, inline_svg, templates
+
+    write_text(folder / f"{name}.md", f"{markdown_table(rows)}\n\n{note}".rstrip() + "\n")
+    # Mean, deviation and number of runs are columns of their own.
+    flat = [{key: vars(each) if isinstance(each, Spread) else each for key, each in row.items()} for row in rows]
+    json_normalize(flat, sep=" ").to_csv(folder / f"{name}.csv", index=False)
+    for file, figure in figures.items():
+        save_figure(figure, folder / file)
+    links = (each.relative_to(folder).as_posix() for each in folder.glob(f"*/**/{PAGE_FILE}"))
+    pictures = [inline_svg(figure, each) for each, figure in figures.items()]
+    shown = {"name": folder.name, "lines": _lines(rows, 1), "note": note, "figures": pictures}
+    write_text(
+        folder / PAGE_FILE,
+        templates().get_template("table.html").render(shown, links=sorted(links, key=lambda each: (len(each), each))),
+    )
+    return f"table, {', '.join(figures)}, links to the runs: {folder / PAGE_FILE}; {name}.md, .csv"
+
+
 def write_comparison(
     folder: Path, results: Mapping[str, Sequence[Result]], levels: Sequence[float] | None = None
 ) -> str:
-    """Write comparison.md, comparison.csv and the curves into `folder`; returns the table for a terminal.
+    """Write table, curves and page (see `write_table`) into `folder`; returns the table for a terminal.
 
     Args:
         folder: where the files go.
@@ -110,22 +149,15 @@ def write_comparison(
     Raises:
         UsageError: when the runs are of different images.
     """
-    from pandas import json_normalize
-
-    from proxy_anchor.reports.figures import recall_curves, save_figure
+    from proxy_anchor.reports.figures import recall_curves
 
     _require_same_data([run for runs in results.values() for run in runs])
     k = _smallest_k(results)
     rows = comparison_rows(results, levels)
-    write_text(folder / f"{TABLE}.md", f"{markdown_table(rows)}\n\n{notes(results)}\n")
-    # Mean, deviation and number of runs are columns of their own.
-    flat = [{key: vars(each) if isinstance(each, Spread) else each for key, each in row.items()} for row in rows]
-    json_normalize(flat, sep=" ").to_csv(folder / f"{TABLE}.csv", index=False)
-    for against in ("epoch", "seconds"):
-        save_figure(recall_curves(results, against=against, k=int(k)), folder / f"recall_by_{against}")
+    figures = {f"recall_by_{each}": recall_curves(results, against=each, k=int(k)) for each in ("epoch", "seconds")}
+    files = write_table(folder, "comparison", rows, figures, notes(results))
     shown = [{key: row[key] for key in row if "R@" not in key or key.endswith(f"R@{k}")} for row in rows]
-    files = f"all K: {folder / f'{TABLE}.md'}, .csv; curves: recall_by_epoch and recall_by_seconds"
-    return f"{format_table(shown)}\n{notes(results)}\n{files}"
+    return f"{format_table(shown, width=100)}\n{notes(results)}\n{files}"
 
 
 def notes(results: Mapping[str, Sequence[Result]]) -> str:
@@ -134,11 +166,16 @@ def notes(results: Mapping[str, Sequence[Result]]) -> str:
     k = _smallest_k(results)
     starts = sorted({f"{100 * run['untrained']['recall'][k]:.1f}" for run in runs if run.get("untrained")})
     noise = sorted({run.get("label_noise", 0.0) for run in runs})
+    sizes = [
+        (loss, run["config"]["data"]["batch_size"]) for loss, runs in results.items() for run in runs if "config" in run
+    ]
+    listed = ", ".join(f"{size} ({loss})" for loss, size in dict.fromkeys(sizes))
     return (
         f"Recall@K in percent of the {runs[0]['searched']} classes, mean ± standard deviation over seeds. best: the "
         f"epoch with the highest Recall@{k}; last: the final one. Untrained Recall@{k}: {', '.join(starts) or '-'}. "
         f"Epochs and seconds (training and evaluation) until Recall@{k} reaches a level; in brackets how many runs do. "
         + (f"Wrong training labels: {', '.join(f'{100 * each:.1f} %' for each in noise)}. " if any(noise) else "")
+        + (f"Batch sizes differ: {listed}. " if len({size for _, size in sizes}) > 1 else "")
         + f"On {', '.join(sorted({run['device'] for run in runs}))}."
     )
 

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from proxy_anchor.errors import STOPPED, UsageError, check_int
-from proxy_anchor.reports.tables import format_table
+from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, STOP_SIGNALS, read_result, write_text
 
 SWEEP_JOB = "PROXY_ANCHOR_SWEEP_JOB"  # set for the commands that a launcher starts
@@ -315,14 +315,19 @@ def _end(processes: Sequence[subprocess.Popen]) -> None:
             process.kill()
 
 
-def sweep_table(jobs: Sequence[tuple[int, Sequence[str], Path, str | None]]) -> str:
-    """A row per job (number, overrides, folder, error), without overrides that all jobs share."""
+def sweep_table(folder: Path, jobs: Sequence[tuple[int, Sequence[str], Path, str | None]]) -> str:
+    """A row per job (number, overrides, folder, error), without overrides that all jobs share, for a terminal.
+
+    Where a job has finished, `folder` gets the table, a figure and a page, see `write_table`.
+    """
+    from proxy_anchor.reports.figures import recall_by_run
+
     shared = set.intersection(*(set(overrides) for _, overrides, _, _ in jobs))
     rows = []
-    for number, overrides, folder, reason in jobs:
-        row: dict[str, Any] = {"job": number}
+    for number, overrides, place, reason in jobs:
+        row: dict[str, Any] = {"job": str(number)}
         row |= dict(each.lstrip("+").split("=", 1) for each in overrides if each not in shared and "=" in each)
-        result = None if reason else read_result(folder)
+        result = None if reason else read_result(place)
         if result is not None:
             best, last, selected = (result[each] for each in ("best", "last", "selected"))
             [first, *_] = best["recall"]
@@ -332,4 +337,8 @@ def sweep_table(jobs: Sequence[tuple[int, Sequence[str], Path, str | None]]) -> 
                 row[f"validation R@{first}"] = 100 * selected["validation"][first]
                 row[f"selected R@{first}"] = 100 * selected["recall"][first]
         rows.append(row | ({"failed": reason} if reason else {}))
-    return format_table(rows)
+    columns = [key for row in rows for key in row if key.startswith(("best R@", "validation R@"))]
+    if not columns:
+        return format_table(rows)
+    figure = recall_by_run(rows, max(columns, key=lambda each: each.startswith("validation")))
+    return f"{format_table(rows)}\n{write_table(folder, 'sweep', rows, {'recall_by_job': figure})}"

@@ -210,7 +210,8 @@ class RecallCallback(pl.Callback):
             search_seconds=end - search_start,
             validation=recall["validation"] if "validation" in recall and searched != "validation" else None,
         )
-        self.history.append(result)
+        if training or not self.history:  # `trainer.test` or `validate` after training is no part of it
+            self.history.append(result)
         pl_module.log("search_seconds", result.search_seconds)
         # With the evaluation, not at the start of an epoch, so that a resumed run logs the same rows.
         for optimizer in trainer.optimizers:
