@@ -222,6 +222,28 @@ def learning(cfg: DictConfig) -> dict[str, Any]:
     }
 
 
+def make_regularisers(cfg: DictConfig) -> dict[str, Any]:
+    """{name: regulariser} of the group `regulariser`. Raises UsageError for anything else."""
+    from hydra.utils import instantiate
+
+    from proxy_anchor.losses.regulariser import Regulariser
+
+    found = {str(name): instantiate(each) for name, each in cfg.regulariser.items()}
+    for name, each in found.items():
+        if not isinstance(each, Regulariser):
+            raise UsageError(
+                f"regulariser.{name}: expected a proxy_anchor.losses.regulariser.Regulariser by its _target_, received "
+                f"{type(each).__name__}."
+            )
+    return found
+
+
+def nested_dims(cfg: DictConfig) -> list[int]:
+    """Numbers of leading dimensions that a regulariser trains as embeddings of their own."""
+    regularisers = (cfg.get("regulariser") or {}).values()  # a checkpoint may be older than this key
+    return sorted({dim for each in regularisers for dim in each.get("dims", ())})
+
+
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:
     """Arguments of MetricLearner: whether to compile, and how many images all evaluations of the run embed."""
     evaluations = cfg.trainer.max_epochs // cfg.trainer.check_val_every_n_epoch
