@@ -103,26 +103,26 @@ def operating_point_inconsistency(
     i with one of another class beyond d. OPIS is the mean over classes and d of (U_i(d) - mean over classes)^2; d runs
     evenly over where the false accept rate of all pairs lies between `rates`.
 
-    similarities: (N, N) cosines. classes: (N,) integers, at least two classes. Classes with a single image do not
-    count. In [0, 1/4]; 0 where every class has the same rates.
+    similarities: (N, N) cosines. classes: (N,) integers, at least two classes. Of more than 1,000 images, as many are
+    the other class's. Classes with a single image do not count. In [0, 1/4]; 0 where all classes have the same rates.
     """
-    different = classes[:, None] != classes
-    negatives = (1 - similarities[different.triu(1)]).clamp_min(0)
-    ends = [(2 * negatives.kthvalue(max(1, int(rate * len(negatives)))).values).sqrt().item() for rate in rates]
-    edges = torch.linspace(*ends, num_thresholds, device=similarities.device)
+    distances = (2 - 2 * similarities).clamp_min_(0).sqrt_()
+    some = torch.arange(0, len(classes), -(-len(classes) // 1000), device=classes.device)
+    others, different = distances[:, some], classes[:, None] != classes[some]
+    negatives = others[different]
+    low, high = (negatives.kthvalue(max(1, int(rate * len(negatives)))).values.item() for rate in rates)
+    thresholds = torch.linspace(low, high, num_thresholds, device=distances.device)
+
+    def share_within(values: Tensor) -> Tensor:
+        return torch.searchsorted(values.sort().values, thresholds, right=True).double() / len(values)
+
     utilities = []
     for each in classes.unique():
         rows = (classes == each).nonzero().squeeze(1)
         if len(rows) < 2:
             continue
-        # A pair falls into the bin of the first threshold that accepts it; the last bin is of none.
-        bins = torch.bucketize((2 - 2 * similarities[rows]).clamp_min(0).sqrt(), edges)
-        bins[torch.arange(len(rows)), rows] = num_thresholds + 1  # an image with itself
-        within, beyond = (
-            torch.bincount(bins[kept], minlength=num_thresholds + 2)[: num_thresholds + 1].double()
-            for kept in (~different[rows], different[rows])
-        )
-        sensitivity, fallout = (each.cumsum(0)[:-1] / each.sum() for each in (within, beyond))
-        specificity = 1 - fallout
+        own = distances[rows][:, rows]
+        sensitivity = share_within(own[torch.ones_like(own).triu(1) > 0])
+        specificity = 1 - share_within(others[rows][different[rows]])
         utilities.append(2 * sensitivity * specificity / (sensitivity + specificity).clamp_min(1e-12))
     return torch.stack(utilities).var(dim=0, correction=0).mean().item()
