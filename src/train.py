@@ -87,11 +87,18 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     data = ImageDataModule(splits, seed=cfg.seed, **cfg.data, **cfg.dataset.images)
     recall.check(data.splits)
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
-    further = {"regularisers": config.make_regularisers(cfg), "seed": cfg.seed}
     cfg.compile = config.whether_to_compile(cfg, net, len(data.splits.train), before)
     metadata = config.run_metadata(cfg, data.splits, before)
     compilation = config.compilation(cfg, data.num_eval_images)
-    learner = MetricLearner(net, loss, **config.learning(cfg), **further, metadata=metadata, **compilation)
+    learner = MetricLearner(
+        net,
+        loss,
+        regularisers=config.make_regularisers(cfg),
+        seed=cfg.seed,
+        **config.learning(cfg),
+        metadata=metadata,
+        **compilation,
+    )
 
     described = [f"run folder: {folder}", data.describe(), config.describe_training(cfg, net), chosen]
     print("\n".join(filter(None, described)), flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +63,7 @@ def wants(regulariser: nn.Module) -> set[str]:
 
 def regularised_loss(
     loss: nn.Module,
-    regularisers: Mapping[str, Any],
+    regularisers: Mapping[str, Regulariser],
     embeddings: Tensor,
     labels: Tensor,
     *,
@@ -75,17 +74,20 @@ def regularised_loss(
 ) -> dict[str, Tensor]:
     """{"loss": of the (mixed) batch, NAME: weight x term}, scalars in float32 or float64.
 
+    Raises UsageError for a regulariser that is named loss.
+
     embeddings, labels, features, head, random: see `Regulariser`. compute: the compiled loss, for a batch that is not
     mixed.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
+        if "loss" in regularisers:
+            raise UsageError("regulariser.loss: a regulariser cannot be named loss; choose another name.")
         proxies = getattr(loss, "proxies", None)
-        mixing = [each for each in regularisers.values() if getattr(each, "mix", None) is not None]
-        if mixing:
+        if mixes := [each.mix for each in regularisers.values() if each.mix is not None]:
             assert isinstance(loss, ProxyLoss)
             rows, classes, centres = unit_length(embeddings), labels, unit_length(loss.proxies)
-            for each in mixing:
-                rows, classes, centres = each.mix(rows, classes, centres, random)
+            for mix in mixes:
+                rows, classes, centres = mix(rows, classes, centres, random)
             terms = {"loss": loss.of_similarities(rows @ centres.to(rows.dtype).T, classes)}
         else:
             terms = {"loss": (compute or loss)(embeddings, labels)}

@@ -89,7 +89,7 @@ class MetricLearner(pl.LightningModule):
         self.net, self.loss, self.seed = net, loss, seed
         self.regularisers = nn.ModuleDict(dict(regularisers or {}))
         for each in self.regularisers.values():
-            each.check(loss)
+            each.check(loss)  # type: ignore[operator]
         self.wants_features = any("features" in wants(each) for each in self.regularisers.values())
         if isinstance(loss, MetricLoss):
             loss.check_labels = False  # checked once by the data module; each check waits for the GPU
@@ -97,13 +97,14 @@ class MetricLearner(pl.LightningModule):
         self.compiled, self.compiled_loss = None, None
         if compile:
             self.compiled = CompiledNet(net.to(memory_format=torch.channels_last), num_evaluated=num_evaluated)
-            if isinstance(loss, ProxyAnchorLoss):  # others look at values on the host
+            mixed = any(each.mix for each in self.regularisers.values())  # the loss is called with other proxies
+            if isinstance(loss, ProxyAnchorLoss) and not mixed:  # other losses look at values on the host
                 self.compiled_loss = compile_loss(loss.forward)
         self._guard, self._loss_finite = FiniteGuard(), torch.tensor(True)
 
     def forward(self, images: Tensor, **more: bool) -> Any:
         """Images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D). more: arguments of the network's forward."""
-        return (self.compiled or self.net)(images, **more)
+        return self.net(images, **more) if self.compiled is None else self.compiled(images, **more)
 
     def on_train_epoch_start(self) -> None:
         """Log the share of the training images in this epoch's P x K batches."""
