@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from proxy_anchor.training.checkpoint import Checkpoint
 
 _CPU_BATCH = 32  # images; at 224 pixels EfficientNet-Lite0 takes 4.3 GiB for them, and 20 GiB for 180
-GROUP_KEYS = ("proxy_lr_mult", "warmup_epochs")  # keys of `optimizer` that are not arguments of torch's class
+GROUP_KEYS = (
+    "proxy_lr_mult",
+    "warmup_epochs",
+    "layer_decay",
+)  # keys of `optimizer` that are not arguments of torch's class
 
 
 def absolute(path: str) -> str:

@@ -81,6 +81,7 @@ BEFORE = {
     "dataset.images.hue": 0.0,
     "dataset.images.grayscale": 0.0,
     "backbone.drop_path": 0.0,
+    "optimizer.layer_decay": None,
     "float32_precision": "tf32",
 }
 

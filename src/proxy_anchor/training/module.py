@@ -57,6 +57,7 @@ class MetricLearner(pl.LightningModule):
         and head.
         scheduler: called with the optimizer, see `optim.make_scheduler`.
         proxy_lr_mult: the proxies' learning rate over lr (paper: 100).
+        layer_decay: learning rate of each layer of the backbone over that of the next; None: one rate.
         warmup_epochs: first epochs in which only head and proxies move, at full rate; the schedule counts them.
         metadata: plain values saved in every checkpoint (how data and model were made).
         compile: compile the network and the Proxy-Anchor loss (see `training.compile`); `net` and `loss` keep the
@@ -78,14 +79,16 @@ class MetricLearner(pl.LightningModule):
         seed: int = 0,
         proxy_lr_mult: float = 100.0,
         warmup_epochs: int = 1,
+        layer_decay: float | None = None,
         metadata: dict[str, Any] | None = None,
         compile: bool = False,
         num_evaluated: int | None = None,
     ) -> None:
         super().__init__()
-        check_learning(optimizer, scheduler, proxy_lr_mult=proxy_lr_mult, warmup_epochs=warmup_epochs)
+        rates: dict[str, Any] = {"proxy_lr_mult": proxy_lr_mult, "layer_decay": layer_decay}
+        check_learning(optimizer, scheduler, warmup_epochs=warmup_epochs, **rates)
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.lr, self.proxy_lr_mult, self.warmup_epochs = optimizer.keywords["lr"], proxy_lr_mult, warmup_epochs
+        self.rates, self.warmup_epochs = {"lr": optimizer.keywords["lr"], **rates}, warmup_epochs
         self.net, self.loss, self.seed = net, loss, seed
         self.regularisers = nn.ModuleDict(dict(regularisers or {}))
         for each in self.regularisers.values():
@@ -159,7 +162,7 @@ class MetricLearner(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer over the groups backbone, head, proxies; prints their learning rates."""
         learned = nn.ModuleList([self.loss, self.regularisers])
-        groups = make_parameter_groups(self.net, learned, lr=self.lr, proxy_lr_mult=self.proxy_lr_mult)
+        groups = make_parameter_groups(self.net, learned, **self.rates)
         self.print(f"learning rates: {describe_groups(groups)}")
         # A loss scaler (16-mixed) unscales and inspects gradients itself, which a fused optimizer would repeat.
         fused = self.device.type in ("cuda", "cpu") and str(self.trainer.precision) != "16-mixed"
