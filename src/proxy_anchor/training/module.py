@@ -85,10 +85,10 @@ class MetricLearner(pl.LightningModule):
         num_evaluated: int | None = None,
     ) -> None:
         super().__init__()
-        rates: dict[str, Any] = {"proxy_lr_mult": proxy_lr_mult, "layer_decay": layer_decay}
-        check_learning(optimizer, scheduler, warmup_epochs=warmup_epochs, **rates)
+        groups: dict[str, Any] = {"proxy_lr_mult": proxy_lr_mult, "layer_decay": layer_decay}
+        check_learning(optimizer, scheduler, warmup_epochs=warmup_epochs, **groups)
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.rates, self.warmup_epochs = {"lr": optimizer.keywords["lr"], **rates}, warmup_epochs
+        self.lr, self.groups, self.warmup_epochs = optimizer.keywords["lr"], groups, warmup_epochs
         self.net, self.loss, self.seed = net, loss, seed
         self.regularisers = nn.ModuleDict(dict(regularisers or {}))
         for each in self.regularisers.values():
@@ -162,7 +162,7 @@ class MetricLearner(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer over the groups backbone, head, proxies; prints their learning rates."""
         learned = nn.ModuleList([self.loss, self.regularisers])
-        groups = make_parameter_groups(self.net, learned, **self.rates)
+        groups = make_parameter_groups(self.net, learned, lr=self.lr, **self.groups)
         self.print(f"learning rates: {describe_groups(groups)}")
         # A loss scaler (16-mixed) unscales and inspects gradients itself, which a fused optimizer would repeat.
         fused = self.device.type in ("cuda", "cpu") and str(self.trainer.precision) != "16-mixed"
