@@ -127,8 +127,10 @@ class EmbeddingNet(nn.Module):
                 module.eval()
         return self
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, with_features: bool = False) -> Any:
         """RGB images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D) in float32.
+
+        with_features: return (embeddings, pooled features (B, F)).
 
         Raises UsageError for float images that are scaled to [0, 1] or normalised. This check waits for the GPU; uint8
         images are not checked.
@@ -139,7 +141,8 @@ class EmbeddingNet(nn.Module):
         features = self.pool(self.backbone(pixels))  # (B, F)
         # The head and the norm are cheap and determine the ranking, so they always run in full precision.
         with torch.autocast(images.device.type, enabled=False):
-            return F.normalize(self.head(features.to(self.head.weight.dtype)))
+            embeddings = F.normalize(self.head(features.to(self.head.weight.dtype)))
+        return (embeddings, features) if with_features else embeddings
 
 
 def _check_range(images: Tensor) -> None:
