@@ -2,24 +2,23 @@
 
 Embedding: images per second from files to vectors, and the network alone (the same forward on batches that are
 already on the device). Search: milliseconds by gallery size, exact and approximate (faiss), on synthetic clustered
-vectors, with the share of the exact 10 nearest that approximate search finds.
+vectors, with the share of the exact 10 nearest that approximate search finds. Each row is appended to
+results/retrieval.jsonl at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import make_photographs
+from common import HERE, append_rows, make_photographs, where_it_ran
 from torch.nn import functional as F
 
 from proxy_anchor.data.augment import CentralCrop
@@ -29,10 +28,9 @@ from proxy_anchor.inference.checkpoint import TrainedNet, load_trained
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.reports.run import device_name, versions
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.retrieval.search import resolve_engine, search
-from proxy_anchor.utils import keep_freed_memory, write_json
+from proxy_anchor.utils import keep_freed_memory
 
 
 def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float:
@@ -93,6 +91,7 @@ def measure_search(size: int, dim: int, kind: str, engine: str, device: torch.de
     batch = seconds(lambda: index.search(queries, 10), 5, device)
     return {
         "gallery": size,
+        "dim": dim,
         "search": f"{kind} ({resolve_engine(engine, 10, device=device, resident=True)})" if kind == "exact" else kind,
         "one query ms": 1000 * one,
         "per query of 100 ms": 1000 * batch / len(queries),
@@ -119,47 +118,39 @@ def main() -> None:
     )
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--output", help="JSON file")
+    parser.add_argument("--output", type=Path, default=HERE / "results", help="folder of the .jsonl record")
     given = parser.parse_args()
     keep_freed_memory()  # as the commands do
+    cuda = torch.cuda.is_available() if given.device == "auto" else given.device.startswith("cuda")
+    device = torch.device("cuda" if cuda else "cpu")
+    where = where_it_ran(device)
 
-    here = Path(__file__).parent
-    command = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
-    report: dict[str, Any] = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit.stdout.strip() or None}
+    def add(rows: list[dict[str, Any]], row: dict[str, Any], kind: str) -> None:
+        append_rows(given.output / "retrieval.jsonl", [{"kind": kind, **row, **where}])
+        rows.append(row)
+
+    embedded: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as made_up:
         folder = Path(given.folder or made_up)
         if not given.folder and given.images:
             make_photographs(folder, given.images)
-        rows = []
-        for name in (
-            ([given.checkpoint] if given.checkpoint else given.backbone) if given.folder or given.images else []
-        ):
-            for precision in given.precision:
-                if given.checkpoint:
-                    trained = load_trained(name)
-                else:
-                    net = EmbeddingNet(name, given.dim, pretrained=False, batch_norm="train").eval()
-                    trained = TrainedNet(net, CentralCrop(224, 256), folder)
-                options = {"device": given.device, "batch_size": given.batch_size, "num_workers": given.num_workers}
-                embedder = Embedder(trained, precision=precision, **options)
-                report["device"] = device_name(embedder.device)
-                rows.append(measure_embedding(embedder, find_images(folder)))
-                print(json.dumps(rows[-1]), flush=True)
-        report["embedding"] = rows
-    found = []
-    device = torch.device("cuda" if given.device == "auto" and torch.cuda.is_available() else "cpu")
-    for size in given.sizes:
-        for kind in given.kinds:
-            for engine in given.engines if kind == "exact" else ["auto"]:
-                found.append(measure_search(size, given.dim, kind, engine, device))
-                print(json.dumps(found[-1]), flush=True)
+        names = [given.checkpoint] if given.checkpoint else given.backbone
+        for name, precision in product(names if given.folder or given.images else [], given.precision):
+            if given.checkpoint:
+                trained = load_trained(name)
+            else:
+                net = EmbeddingNet(name, given.dim, pretrained=False, batch_norm="train").eval()
+                trained = TrainedNet(net, CentralCrop(224, 256), folder)
+            options = {"device": given.device, "batch_size": given.batch_size, "num_workers": given.num_workers}
+            embedder = Embedder(trained, precision=precision, **options)
+            add(embedded, measure_embedding(embedder, find_images(folder)), "embedding")
+    for size, kind in product(given.sizes, given.kinds):
+        for engine in given.engines if kind == "exact" else ["auto"]:
+            add(found, measure_search(size, given.dim, kind, engine, device), "search")
     digits = {"one query ms": 3, "per query of 100 ms": 3}
     shown = [{key: f"{row[key]:.{digits[key]}f}" if key in digits else row[key] for key in row} for row in found]
-    report |= {"search": found, "search_device": device_name(device), "dim": given.dim, "versions": versions()}
-    print(f"\n{format_table(rows)}\n\n{format_table(shown)}\n\n{report.get('device', report['search_device'])}")
-    if given.output:
-        write_json(Path(given.output), report)
+    print(f"{format_table(embedded)}\n\n{format_table(shown)}\n\n{where['device']}, commit {where['commit']}")
 
 
 if __name__ == "__main__":

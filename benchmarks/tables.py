@@ -34,9 +34,8 @@ def read(*names: str, folder: str = "cars_half") -> list[dict[str, Any]]:
 
 
 def records(name: str) -> list[dict[str, Any]]:
-    """The lines of a benchmark's record that name the measured commit and were not assembled by hand."""
-    rows = map(json.loads, (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
-    return [row for row in rows if "commit" in row and "from " not in row.get("note", "")]
+    """The lines of a benchmark's record."""
+    return [json.loads(line) for line in (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def recall(runs: Iterable[dict[str, Any]], epoch: str, k: int = 1) -> str:
@@ -377,23 +376,19 @@ def reranking() -> Rows:
     ]
 
 
-def retrieval_records(kind: str) -> list[tuple[str, dict[str, Any]]]:
-    """(device, row) of the rows "embedding" or "search" in both records of retrieval.py."""
-    records = {name: json.loads((RECORDS / f"retrieval_{name}.json").read_text("utf-8")) for name in ("h200", "cpu")}
-    return [(name, row) for name, record in records.items() for row in record[kind]]
-
-
 def embedding_folders() -> Rows:
     """Embedding a folder of images, and the network alone."""
     return [
         {
-            "device": device,
+            "commit": row["commit"],
+            "device": row["device"],
             "precision": {"32": "float32"}.get(row["precision"], row["precision"]),
             "images/s": f"{row['folder images/s']:,.0f}",
             "the network alone": f"{row['ceiling images/s']:,.0f}",
             "share": f"{row['folder / ceiling %'] / 100:.2f}",
         }
-        for device, row in retrieval_records("embedding")
+        for row in records("retrieval")
+        if row["kind"] == "embedding"
     ]
 
 
@@ -401,14 +396,16 @@ def gallery_sizes() -> Rows:
     """Search by size of the gallery, in milliseconds."""
     found = [
         {
+            "commit": row["commit"],
+            "device": row["device"],
             "gallery": f"{row['gallery']:,}",
-            "search": f"{row['search']}, {device}",
+            "search": row["search"],
             "one query": short(row["one query ms"]),
             "per query of 100": short(row["per query of 100 ms"]),
             "building, s": short(row["build s"]),
         }
-        for device, row in retrieval_records("search")
-        if row["search"].startswith("exact")
+        for row in records("retrieval")
+        if row["kind"] == "search" and row["search"].startswith("exact")
     ]
     return sorted(found, key=lambda row: int(row["gallery"].replace(",", "")))
 

@@ -22,6 +22,17 @@ def rows_of(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (folder / "results" / f"{name}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "benchmarks" / "results").iterdir()), ids=lambda each: each.name)
+def test_every_recorded_row_names_a_commit_and_none_is_made_by_hand(file: Path) -> None:
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    if file.stem == "all_backbones":
+        rows = [row for row in rows if "summary" in row]  # of all rows before it
+    assert rows
+    for row in rows:
+        assert re.fullmatch("[0-9a-f]{12}", row["commit"]), "measured with uncommitted changes"
+        assert "note" not in row
+
+
 def test_loss_prints_a_table_and_records_its_rows(run, tmp_path: Path) -> None:
     arguments = ("--quick", "--device", "cpu", "--output", "results")
     output = run("loss.py", *arguments)
