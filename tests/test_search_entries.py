@@ -87,10 +87,11 @@ def test_search_commands(here: Path, run: Callable) -> None:
 
 
 def test_python_example(here: Path, monkeypatch, capsys) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+    code = "".join(re.findall(r"```python\n(.*?)```", DOCUMENT, re.S))
     monkeypatch.chdir(here)
     exec(code.replace('"my_index"', '"python_index"'), {})
     assert "match threshold" in capsys.readouterr().out
+    assert (here / "my_net" / "model.safetensors").is_file()
 
 
 def test_page_command(here: Path) -> None:

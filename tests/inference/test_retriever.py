@@ -59,10 +59,10 @@ def test_queries_that_are_all_in_the_gallery_are_said(retriever: Retriever, gall
 
 def test_embeddings_are_those_of_the_evaluation(retriever: Retriever, gallery: Path) -> None:
     """The network and crop of the checkpoint, image by image."""
-    trained = retriever.embedder.trained
+    net = retriever.embedder.net
     paths = sorted(gallery.rglob("*.png"))
     with torch.no_grad():
-        expected = torch.cat([trained.net(trained.prepare(read_rgb(path))[None]) for path in paths])
+        expected = torch.cat([net(net.prepare(read_rgb(path))[None]) for path in paths])
     assert torch.allclose(retriever.embed(paths), expected, atol=1e-6)
 
 
@@ -303,9 +303,9 @@ def test_from_pretrained_reads_run_folders_and_exports(make_checkpoint, gallery:
         (lambda r, g: r.index([g / "cat" / "0.png"] * 2), "is there twice"),
         (lambda r, g: r.index([g / "cat" / "0.png"], ["a", "b"]), "1 images but 2 labels"),
         (lambda r, g: r.index(g / "nothing"), "no such folder"),
-        (lambda r, g: Retriever(r.embedder.trained).search(g / "cat" / "0.png"), "the gallery is empty"),
-        (lambda r, g: Retriever(r.embedder.trained, device="tpu"), "device=tpu is not available"),
-        (lambda r, g: Retriever(r.embedder.trained, precision="8"), "precision=8 is not known"),
+        (lambda r, g: Retriever(r.embedder.net).search(g / "cat" / "0.png"), "the gallery is empty"),
+        (lambda r, g: Retriever(r.embedder.net, device="tpu"), "device=tpu is not available"),
+        (lambda r, g: Retriever(r.embedder.net, precision="8"), "precision=8 is not known"),
         (lambda r, g: r.search(g / "cat" / "0.png", reranking="magic"), "rerank=magic is not known"),
     ],
 )
