@@ -119,6 +119,22 @@ def test_an_export_that_differs_is_refused_and_leaves_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"best.ckpt", "other.ckpt"}
 
 
+def test_pt2_takes_any_batch_without_this_package(make_checkpoint: Callable, tmp_path: Path) -> None:
+    trained = load_trained(make_checkpoint())
+    export(trained, "pt2", tmp_path / "out")
+    pixels = torch.randint(0, 256, (7, 3, 32, 32), dtype=torch.uint8)
+    torch.save(pixels, tmp_path / "pixels.pt")
+    code = """
+import sys, torch
+sys.modules["proxy_anchor"] = sys.modules["timm"] = None
+net = torch.export.load("out/model.pt2").module()
+torch.save([net(each) for each in torch.load("pixels.pt").split([1, 2, 4])], "found.pt")
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat(torch.load(tmp_path / "found.pt")), trained(pixels))
+
+
 def test_onnx_takes_any_batch_and_knows_its_preprocessing(make_checkpoint: Callable, tmp_path: Path) -> None:
     require("onnx")
     import onnxruntime
@@ -176,6 +192,8 @@ def test_bad_requests_are_one_line(make_checkpoint: Callable, tmp_path: Path, mo
     trained = load_trained(make_checkpoint())
     with pytest.raises(UsageError, match="format=tflite is not known"):
         export(trained, "tflite", tmp_path / "out")
+    with pytest.raises(UsageError, match=r"format=torchscript: .* use format=pt2"):
+        export(trained, "torchscript", tmp_path / "out")
     with pytest.raises(UsageError, match="already holds something"):
         export(trained, "safetensors", tmp_path)
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "onnxscript" else name)

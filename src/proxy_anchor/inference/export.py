@@ -24,7 +24,7 @@ from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.models.hub import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, write_config, write_tensors
 
 TOLERANCE = 1e-4  # largest difference of an entry of a unit vector
-ONNX_FILE, HEAD_FILE = "model.onnx", "head.safetensors"
+ONNX_FILE, PT2_FILE, HEAD_FILE = "model.onnx", "model.pt2", "head.safetensors"
 _BATCHES = (1, 3)  # sizes of the comparison: other ones than the exported 2
 
 
@@ -36,7 +36,7 @@ def export(net: EmbeddingNet, format: str, folder: Path | str) -> float:
     Args:
         net: is copied, so that its training may go on.
         format: "onnx": model.onnx, from uint8 pixels (B, 3, crop, crop) named "images" to unit vectors (B, D) named
-            "embeddings", normalisation inside. "safetensors": see
+            "embeddings", normalisation inside. "pt2": model.pt2, the same for `torch.export.load`. "safetensors": see
             `EmbeddingNet.save_pretrained`. "timm": the backbone for `timm.create_model("local-dir:FOLDER",
             pretrained=True)`, and the head in a file of its own.
         folder: new or empty folder.
@@ -45,6 +45,8 @@ def export(net: EmbeddingNet, format: str, folder: Path | str) -> float:
         UsageError: when the folder holds something, a package is missing, or the difference exceeds TOLERANCE: then
             nothing is left behind.
     """
+    if format == "torchscript":
+        raise UsageError("format=torchscript: PyTorch no longer develops TorchScript; use format=pt2.")
     check_choice("format", format, FORMATS)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -83,6 +85,31 @@ def _difference(net: EmbeddingNet, embed: Callable[[Tensor], Tensor]) -> float:
     return (found - expected).abs().max().item()  # NaN, if there is one
 
 
+def _traced(net: EmbeddingNet, format: str) -> torch.export.ExportedProgram:
+    """The network as a graph for any batch size; UsageError where torch cannot trace it."""
+    try:
+        return torch.export.export(net, (_pixels(net, 2),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    except Exception as error:  # of any type
+        raise _inexpressible(net, format, error) from error
+
+
+def _inexpressible(net: EmbeddingNet, format: str, error: BaseException) -> UsageError:
+    while error.__cause__ is not None:  # the first cause says why
+        error = error.__cause__
+    return UsageError(
+        f"format={format}: torch cannot convert {net.config['backbone']} ({reason_of(error)[:300]}): use "
+        "format=safetensors or format=timm."
+    )
+
+
+def _write_pt2(net: EmbeddingNet, folder: Path) -> None:
+    torch.export.save(_traced(net, "pt2"), folder / PT2_FILE)
+
+
+def _read_pt2(folder: Path) -> Callable[[Tensor], Tensor]:
+    return torch.export.load(folder / PT2_FILE).module()
+
+
 def _write_onnx(net: EmbeddingNet, folder: Path) -> None:
     if missing := [each for each in ("onnx", "onnxscript", "onnxruntime") if find_spec(each) is None]:
         raise UsageError(f"format=onnx needs {', '.join(missing)}: pip install -e '.[export]'.")
@@ -90,24 +117,13 @@ def _write_onnx(net: EmbeddingNet, folder: Path) -> None:
     for module in net.modules():
         if hasattr(module, "fused_attn"):  # in plain products: ONNX has it for four dimensions only (Hiera has five)
             module.fused_attn = False  # type: ignore[assignment]
+    traced = _traced(net, "onnx")
     try:
         program = torch.onnx.export(
-            net,
-            (_pixels(net, 2),),
-            dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-            input_names=["images"],
-            output_names=["embeddings"],
-            verbose=False,
+            traced, dynamo=True, input_names=["images"], output_names=["embeddings"], verbose=False
         )
-    except Exception as error:  # of torch.export or of the conversion; the first cause says why
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise UsageError(
-            f"format=onnx: torch cannot convert {net.config['backbone']} ({reason_of(cause)[:300]}): use "
-            "format=safetensors or format=timm."
-        ) from error
+    except Exception as error:  # of any type
+        raise _inexpressible(net, "onnx", error) from error
     assert program is not None
     images = net.describe()["images"]
     program.model.metadata_props.update({key: str(value) for key, value in images.items()})
@@ -150,6 +166,7 @@ def _read_timm(folder: Path) -> Callable[[Tensor], Tensor]:
 
 FORMATS: dict[str, tuple[Callable[[EmbeddingNet, Path], Any], Callable[[Path], Callable[[Tensor], Tensor]]]] = {
     "onnx": (_write_onnx, _read_onnx),
+    "pt2": (_write_pt2, _read_pt2),
     "safetensors": (EmbeddingNet.save_pretrained, EmbeddingNet.from_pretrained),
     "timm": (_write_timm, _read_timm),
 }
