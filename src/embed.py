@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ def embed(cfg: DictConfig) -> int:
     import shutil
     import time
 
-    from proxy_anchor.data.files import class_folders, find_images
+    from proxy_anchor.data.folder import list_images
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.inference.gallery import report_skipped
@@ -31,8 +32,7 @@ def embed(cfg: DictConfig) -> int:
     if cfg.output.endswith(".parquet") and not find_spec("pyarrow"):
         raise UsageError(f"output={cfg.output} needs pyarrow: pip install -e '.[export]', or write .npz.")
     output, root = Path(config.absolute(cfg.output)), Path(config.absolute(cfg.images))
-    paths = find_images(root)
-    labels = class_folders(paths, root)
+    paths, labels = list_images(root)
     embedder = Embedder(load_trained(cfg.checkpoint), **cfg.embed)
     shards = output.with_name(f".{output.name}.parts")
     start = time.perf_counter()
@@ -41,7 +41,8 @@ def embed(cfg: DictConfig) -> int:
     report_skipped([(str(paths[row]), reason) for row, reason in done.skipped])
     if not done.rows:
         raise UsageError(f"none of the {len(paths)} images below {root} can be read.")
-    names = [paths[row].relative_to(root).as_posix() for row in done.rows]
+    base = root if root.is_dir() else root.parent
+    names = [Path(os.path.relpath(paths[row], base)).as_posix() for row in done.rows]
     write_embeddings(output, names, [labels[row] for row in done.rows], done.embeddings)
     shutil.rmtree(shards, ignore_errors=True)
     new = len(done.rows) - done.reused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,23 @@ def test_a_query_of_every_kind_finds_itself_first(retriever: Retriever, gallery:
     assert answers[0][0].similarity == pytest.approx(1, abs=1e-6)
     assert answers[0][0].label == "dog"
     assert len(answers[0]) == 4
+
+
+def test_objects_of_a_list_are_searched(make_checkpoint: Callable, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 120, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    lines = ["path,label,x,y,w,h", *(f"photo.png,{name},{x},0,40,40" for name, x in {"a": 0, "b": 40, "c": 80}.items())]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    retriever = Retriever.from_pretrained(make_checkpoint(), num_workers=0).index(tmp_path / "list.csv", progress=False)
+    names = [str(tmp_path / f"photo.png#xywh={x},0,40,40") for x in (0, 40, 80)]
+    assert [item.name for item in retriever.items.values()] == names
+    for query in (pixels[:, 40:80], names[1]):
+        hit = retriever.search(query, k=3)[0][0]
+        assert (hit.name, hit.label, hit.similarity) == (names[1], "b", pytest.approx(1, abs=1e-6))
+    with Image.open(io.BytesIO(retriever.thumbnail(1))) as thumbnail:
+        assert thumbnail.size == (40, 40)
+    (tmp_path / "list.csv").write_text("\n".join(lines[:3]))
+    assert retriever.update(tmp_path / "list.csv", progress=False) == (0, 1)
 
 
 def test_queries_that_are_all_in_the_gallery_are_said(retriever: Retriever, gallery: Path) -> None:

@@ -20,8 +20,8 @@ import pandas as pd
 from PIL import Image
 from tqdm import tqdm
 
-from proxy_anchor.data.images import open_image, to_rgb
-from proxy_anchor.data.table import Splits, shorten
+from proxy_anchor.data.images import cut, open_image, to_rgb, upright
+from proxy_anchor.data.table import Splits, shorten, split_box
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int, reason_of
 from proxy_anchor.utils import write_text
 
@@ -85,17 +85,20 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
 
 
 def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
-    """([(kind, detail)], SHA-256 of the file, or "" for a bad image)."""
+    """([(kind, detail)], key of the content, or "" for a bad image)."""
+    path, box = split_box(path)
     if not os.path.isfile(path):  # unlike Path.is_file, never raises
         return [("missing", "not a file" if os.path.exists(path) else "")], ""
     if not os.path.getsize(path):
         return [("empty", "")], ""
     try:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = (
+                f"{hashlib.file_digest(file, 'sha256').hexdigest()} {box}"  # objects of one file are different images
+            )
         with open_image(path) as image:
             image.load()
-            to_rgb(image)
+            to_rgb(cut(upright(image), box))
             return list(_oddities(image, path)), digest
     except (OSError, UnreadableImage) as error:
         return [("corrupt", reason_of(error.__cause__ or error))], ""

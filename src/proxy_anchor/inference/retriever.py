@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxy_anchor.data.files import class_folders, find_images
+from proxy_anchor.data.folder import list_images
 from proxy_anchor.data.images import ImageInput, input_key, make_thumbnail, read_rgb
 from proxy_anchor.data.table import shorten
 from proxy_anchor.errors import UsageError, check_choice
@@ -126,7 +126,8 @@ class Retriever:
         """Add images to the gallery; one of the same name is replaced.
 
         Args:
-            images: a folder, whose sub-folders are the labels where every image is in one; or a sequence.
+            images: a folder, whose sub-folders are the labels where every image is in one; a CSV list, see
+                `load_folder`; or a sequence.
             labels: (N,) classes, None for unknown.
             names: (N,) different names for images that are not paths.
             shards: folder for finished parts of an interrupted call, see `Embedder.embed`.
@@ -342,5 +343,5 @@ def _as_gallery(
         if len(images) == 0:
             raise UsageError("the gallery is empty: give at least one image.")
         return images, labels
-    paths = find_images(images)
-    return paths, class_folders(paths, images) if labels is None else labels
+    paths, classes = list_images(images)
+    return paths, classes if labels is None else labels
