@@ -34,13 +34,18 @@ ODD = {
     "mode": "not stored as RGB; converted on reading, alpha over white",
     "small": f"a side is shorter than {_MIN_SIDE} pixels",
 }
+NEAR = {
+    "leak": "nearly the same image in another split",
+    "near": "nearly the same image twice",
+    "label": "the neighbours are of another class",
+}
 _SAME_FORMAT = {"MPO": "JPEG"}  # many cameras write a JPEG followed by further images as MPO
 
 
 class Finding(NamedTuple):
     """A finding about one image.
 
-    kind: one of BAD or a key of ODD. table: train, query, gallery or validation.
+    kind: one of BAD or a key of ODD or NEAR. table: train, query, gallery or validation.
     """
 
     kind: str
@@ -58,11 +63,7 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
     """
     if num_workers is not None:
         check_int("num_workers", num_workers, 1)
-    entries = [
-        (path, name, table.classes[label])
-        for name, table in splits.tables.items()
-        for path, label in zip(table.paths, table.labels.tolist(), strict=True)
-    ]
+    entries = entries_of(splits)
     paths = list(dict.fromkeys(path for path, *_ in entries))
     with warnings.catch_warnings(), ThreadPoolExecutor(num_workers) as pool:
         warnings.simplefilter("ignore")  # Pillow's warnings about odd files, which are findings here
@@ -84,6 +85,15 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
     return sorted(findings, key=lambda finding: order.index(finding.kind))  # stable: table order within a kind
 
 
+def entries_of(splits: Splits) -> list[tuple[Path, str, str]]:
+    """(path, table, class) of every image."""
+    return [
+        (path, name, table.classes[label])
+        for name, table in splits.tables.items()
+        for path, label in zip(table.paths, table.labels.tolist(), strict=True)
+    ]
+
+
 def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
     """([(kind, detail)], key of the content, or "" for a bad image)."""
     path, box = split_box(path)
@@ -93,13 +103,11 @@ def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
         return [("empty", "")], ""
     try:
         with path.open("rb") as file:
-            digest = (
-                f"{hashlib.file_digest(file, 'sha256').hexdigest()} {box}"  # objects of one file are different images
-            )
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         with open_image(path) as image:
             image.load()
             to_rgb(cut(upright(image), box))
-            return list(_oddities(image, path)), digest
+            return list(_oddities(image, path)), f"{digest} {box}"  # objects of one file are different images
     except (OSError, UnreadableImage) as error:
         return [("corrupt", reason_of(error.__cause__ or error))], ""
 
