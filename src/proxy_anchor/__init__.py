@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from proxy_anchor.cli.command import command as command
-    from proxy_anchor.cli.command import train as train
+    from proxy_anchor.cli.python import command as command
+    from proxy_anchor.cli.python import train as train
     from proxy_anchor.inference.retriever import Retriever as Retriever
     from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss as ProxyAnchorLoss
     from proxy_anchor.models.embedding_net import EmbeddingNet as EmbeddingNet
@@ -22,9 +22,9 @@ _HOME = {
     "EmbeddingNet": "proxy_anchor.models.embedding_net",
     "ProxyAnchorLoss": "proxy_anchor.losses.proxy_anchor",
     "Retriever": "proxy_anchor.inference.retriever",
-    "command": "proxy_anchor.cli.command",
+    "command": "proxy_anchor.cli.python",
     "recall_at_k": "proxy_anchor.retrieval.metrics",
-    "train": "proxy_anchor.cli.command",
+    "train": "proxy_anchor.cli.python",
 }
 __all__ = ["EmbeddingNet", "ProxyAnchorLoss", "Retriever", "command", "recall_at_k", "train"]
 
