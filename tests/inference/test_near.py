@@ -36,7 +36,7 @@ def found(splits: Splits, vectors: Any, similarity: float = 0.95, left_out: tupl
         return Embedded(rows, vectors[rows], [(row, "damaged") for row in left_out], 0)
 
     findings = near_findings(splits, SimpleNamespace(embed=embed), similarity)  # type: ignore[arg-type]
-    return [(each.kind, str(each.path), each.table, each.detail, [str(path) for path in p]) for each, p in findings]
+    return [(each.kind, str(each.path), each.table, each.detail, [str(path) for path, *_ in p]) for each, p in findings]
 
 
 def test_pairs_are_listed_once_leaks_first_then_by_similarity() -> None:
@@ -104,7 +104,9 @@ def test_the_command_finds_a_changed_copy_in_another_split(folder: Path, capsys)
     assert "leak: 1 (nearly the same image in another split)\nnear: 0 (" in capsys.readouterr().out
     page = (folder / "findings.html").read_text()
     assert page.count("<img") == 2
-    assert "leak 1 of 1" in page
+    assert "<h1>leak: 1 (nearly the same image in another split)</h1>" in page
+    assert "query: c<br>copy.jpg" in page
+    assert str(folder) not in page
 
 
 def test_published_features_are_the_pooled_ones() -> None:

@@ -42,6 +42,9 @@ NEAR = {
 _SAME_FORMAT = {"MPO": "JPEG"}  # many cameras write a JPEG followed by further images as MPO
 
 
+Entry = tuple[Path, str, str]  # path, table, class
+
+
 class Finding(NamedTuple):
     """A finding about one image.
 
@@ -85,8 +88,8 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
     return sorted(findings, key=lambda finding: order.index(finding.kind))  # stable: table order within a kind
 
 
-def entries_of(splits: Splits) -> list[tuple[Path, str, str]]:
-    """(path, table, class) of every image."""
+def entries_of(splits: Splits) -> list[Entry]:
+    """Every image, in table order."""
     return [
         (path, name, table.classes[label])
         for name, table in splits.tables.items()

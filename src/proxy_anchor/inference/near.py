@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 from torch import nn
 
-from proxy_anchor.data.bad_images import NEAR, Finding, entries_of
+from proxy_anchor.data.bad_images import NEAR, Entry, Finding, entries_of
 from proxy_anchor.data.table import Splits
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.models.embedding_net import EmbeddingNet
@@ -23,7 +22,7 @@ def published_features() -> EmbeddingNet:
     return net
 
 
-def near_findings(splits: Splits, embedder: Embedder, similarity: float) -> list[tuple[Finding, list[Path]]]:
+def near_findings(splits: Splits, embedder: Embedder, similarity: float) -> list[tuple[Finding, list[Entry]]]:
     """Each finding with the images that it is about, leaks first, then by similarity or number of neighbours.
 
     "leak" and "near" are pairs of at least that cosine similarity, among the 10 nearest neighbours of each image.
@@ -37,8 +36,9 @@ def near_findings(splits: Splits, embedder: Embedder, similarity: float) -> list
     if k < 1:
         return []
     values, neighbours = (each.tolist() for each in search(done.embeddings, done.embeddings, k, exclude_self=True))
-    found: list[tuple[float, Finding, list[Path]]] = []
-    for row, ((path, table, name), near) in enumerate(zip(entries, neighbours, strict=True)):
+    found: list[tuple[float, Finding, list[Entry]]] = []
+    for row, (entry, near) in enumerate(zip(entries, neighbours, strict=True)):
+        path, table, name = entry
         for value, other in zip(values[row], near, strict=True):
             if value < similarity:
                 break
@@ -47,11 +47,15 @@ def near_findings(splits: Splits, embedder: Embedder, similarity: float) -> list
             its_path, its_table, its_name = entries[other]
             same = table == its_table or {table, its_table} == {"query", "gallery"}
             detail = f"as {its_path} ({its_table}, class {its_name}), similarity {value:.3f}"
-            found.append((value, Finding("near" if same else "leak", path, table, name, detail), [path, its_path]))
+            found.append(
+                (value, Finding("near" if same else "leak", path, table, name, detail), [entry, entries[other]])
+            )
         names = [entries[other][2] for other in near]
         (winner, count), *_ = Counter(names).most_common(1)
         if count >= _AGREEING and winner != name and sizes[name] > 1:
             detail = f"{count} of {k} neighbours are of class {winner}"
-            found.append((count, Finding("label", path, table, name, detail), [path, *(entries[o][0] for o in near)]))
+            found.append(
+                (count, Finding("label", path, table, name, detail), [entry, *(entries[other] for other in near)])
+            )
     found.sort(key=lambda each: (list(NEAR).index(each[1].kind), -each[0]))
-    return [(finding, paths) for _, finding, paths in found]
+    return [(finding, images) for _, finding, images in found]
