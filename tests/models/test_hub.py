@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import HfApi
+from safetensors.torch import load_file, save_file
 
 from proxy_anchor import EmbeddingNet, Retriever
 from proxy_anchor.data.augment import CentralCrop
@@ -95,6 +96,12 @@ def change(folder: Path, **values: object) -> None:
     (folder / "config.json").write_text(json.dumps(content | values))
 
 
+def drop(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -104,6 +111,7 @@ def change(folder: Path, **values: object) -> None:
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing, damaged, or not written"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "cannot be read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "cannot be read"),
+        (lambda folder: drop(folder, "head.bias"), "cannot be read"),
         (lambda folder: change(folder, format=2), "has format 2; this version reads format 1"),
         (lambda folder: change(folder, model={"backbone": "test_vit", "embedding_dim": 8}), "cannot be read"),
         (lambda folder: change(folder, model={"backbone": "test_resnet", "code": "x"}), "cannot be read"),
