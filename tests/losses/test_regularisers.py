@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from commands import compose_train
+from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from pytorch_metric_learning.losses import ThresholdConsistentMarginLoss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxy_anchor.cli import checks
+from proxy_anchor.cli import checks, messages
 from proxy_anchor.cli import main as entry
+from proxy_anchor.cli.config import nested_dims
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.anti_collapse import AntiCollapse
 from proxy_anchor.losses.metrix import Metrix, MetrixFeatures
@@ -234,6 +236,19 @@ def test_several_can_be_chosen_and_set() -> None:
     assert compose_train().regulariser == {}
 
 
+def test_a_value_of_one_that_was_not_chosen_says_how_to_choose_it() -> None:
+    with pytest.raises(ConfigCompositionException) as error:
+        compose_train("regulariser.tcm.weight=0.5")
+    said = "unknown key 'regulariser.tcm'. Choose it first: regulariser=tcm. Known in regulariser: none."
+    assert messages.reason(error.value) == said
+
+
+def test_dimensions_are_those_of_nested_alone() -> None:
+    own = "+regulariser.mine={_target_: mine.Shapes, dims: 3}"
+    cfg = compose_train("regulariser=nested", "regulariser.nested.dims=[32,16]", own)
+    assert nested_dims(cfg) == [16, 32]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -245,6 +260,11 @@ def test_several_can_be_chosen_and_set() -> None:
             r"dims=\[64, 128, 256\]: expected numbers below embedding_dim=128",
         ),
         (["regulariser=tcm", "regulariser.tcm.weight=-1"], "regulariser weight=-1"),
+        (["regulariser=nested", "regulariser.nested.dims=64"], r"dims=64: expected a list, as in dims=\[64\]"),
+        (
+            [f"+regulariser.loss._target_={ThresholdConsistentMargin.__module__}.ThresholdConsistentMargin"],
+            "named loss",
+        ),
         (["+regulariser.mine._target_=torch.nn.Identity"], "regulariser.mine: expected a .*received Identity"),
     ],
 )

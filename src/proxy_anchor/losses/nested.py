@@ -47,6 +47,8 @@ class Nested(Regulariser):
         temperature: float = 1.0,
     ) -> None:
         super().__init__(weight)
+        if not isinstance(dims, Sequence):
+            raise UsageError(f"regulariser.nested.dims={dims}: expected a list, as in dims=[64].")
         for dim in dims:
             check_int("regulariser.nested.dims", dim, 1)
         check_number("regulariser.nested.gamma", gamma, 0)
