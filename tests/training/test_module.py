@@ -15,7 +15,9 @@ from torch.optim.lr_scheduler import StepLR
 
 from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
+from proxy_anchor.losses.metrix import Metrix
 from proxy_anchor.training.callbacks.recall import RecallCallback
+from proxy_anchor.training.module import MetricLearner
 from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -60,6 +62,21 @@ class Bad(ProxyAnchorLoss):
         self.calls += 1
         bad = self.calls == self.at if self.once else self.calls >= self.at
         return super().forward(embeddings, labels) * (float("nan") if bad else 1.0)
+
+
+def test_a_mix_is_of_seed_epoch_and_batch_alone(make_learner: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, labels = torch.eye(6, 8), torch.arange(6) % 3
+
+    def loss(seed: int, epoch: int, batch: int) -> float:
+        learner = make_learner(regularisers={"mixed": Metrix()}, seed=seed)
+        monkeypatch.setattr(MetricLearner, "current_epoch", epoch)
+        torch.rand(seed + epoch + batch)
+        return learner.compute_loss(rows, labels, batch_idx=batch).item()
+
+    places = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4)]
+    found = [loss(*each) for each in places]
+    assert len({*found}) == 4
+    assert [loss(*each) for each in places] == found
 
 
 def test_warmup_moves_head_and_proxies_only_and_then_everything(
