@@ -86,6 +86,17 @@ def test_proxy_synthesis_is_the_loss_of_the_batch_with_further_classes(
     assert terms["loss"].item() == pytest.approx(proxy_anchor(rows, labels, proxies, 4, 0.1), rel=1e-9)
 
 
+def test_proxy_synthesis_of_one_class_still_draws_it_to_its_proxy(loss: ProxyAnchorLoss) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = F.normalize(torch.randn(3, DIM, generator=generator, dtype=torch.float64)).requires_grad_()
+    labels = torch.ones(3, dtype=torch.int64)
+    terms = regularised_loss(loss, {"ps": ProxySynthesis()}, rows, labels, random=np.random.default_rng(5))
+    proxy = F.normalize(loss.proxies.detach())[1]
+    towards, plain = (-torch.autograd.grad(each, rows)[0] @ proxy for each in (terms["loss"], loss(rows, labels)))
+    assert (towards > 0.5 * plain).all()
+    assert (plain > 0).all()
+
+
 def test_metrix_weighs_mixed_embeddings_inside_the_logarithm(embeddings: Tensor, loss: ProxyAnchorLoss) -> None:
     share = np.random.default_rng(5).beta(2, 2)
     x, other = embeddings.detach(), partners(LABELS).tolist()
