@@ -139,6 +139,8 @@ def test_regularisers_come_back_and_their_parameters_train(
     assert learner.regularisers["shrink"].scale < 1
     assert {"train/loss", "train/loss_term", "train/shrink_term"} <= trainer.callback_metrics.keys()
     total = sum(trainer.callback_metrics[f"train/{name}_term"] for name in ("loss", "shrink"))
+    terms = learner.loss_terms(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.tensor([0, 1, 2, 0]))
+    assert [*terms] == ["loss", "shrink"]  # outside of training too, where nothing can be logged
     assert trainer.callback_metrics["train/loss_epoch"] == pytest.approx(float(total), rel=1e-6)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 from typing import Any, Self
 
@@ -121,39 +122,37 @@ class MetricLearner(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Images in, embeddings out, loss on the global batch, log."""
         images, labels, *_ = batch
-        embedded = self(images, with_features=True) if self.wants_features else (self(images),)
-        loss = self.compute_loss(embedded[0], labels, *embedded[1:], batch_idx=batch_idx)
+        terms = self.loss_terms(images, labels, batch_idx)
+        loss = reduce(add, terms.values())
         self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
         # Not prog_bar: the trainer would copy it from the GPU, and wait, in every step. See LossBar.
         self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(labels))
+        if self.regularisers:
+            logged = {f"train/{name}_term": term.detach() for name, term in terms.items()}
+            self.log_dict(logged, on_step=False, on_epoch=True, batch_size=len(labels))
         return loss
 
-    def compute_loss(
-        self, embeddings: Tensor, labels: Tensor, features: Tensor | None = None, *, batch_idx: int = 0
-    ) -> Tensor:
-        """Loss () of the batches of all processes; embeddings (B, D) and labels (B,) are of this process.
+    def loss_terms(self, images: Tensor, labels: Tensor, batch_idx: int = 0) -> dict[str, Tensor]:
+        """{"loss": the loss, NAME: weighted term of a regulariser}, scalars, of the batches of all processes.
 
-        features: (B, F), where a regulariser wants them.
+        images (b, 3, H, W) and labels (b,) are of this process.
         """
-        if features is not None:
-            features, _ = gather_batch(features, labels)
+        embeddings, *features = self(images, with_features=True) if self.wants_features else (self(images),)
+        features = [gather_batch(each, labels)[0] for each in features]
         embeddings, labels = gather_batch(embeddings, labels)
         if not self.regularisers:
-            return (self.compiled_loss or self.loss)(embeddings, labels)
-        terms = regularised_loss(
+            return {"loss": (self.compiled_loss or self.loss)(embeddings, labels)}
+        return regularised_loss(
             self.loss,
             self.regularisers,  # type: ignore[arg-type]
             embeddings,
             labels,
             # Not torch's generators, whose states differ between ranks, and after resuming.
             random=np.random.default_rng([self.seed, self.current_epoch, batch_idx]),
-            features=features,
+            features=features[0] if features else None,
             head=self.net.head,
             compute=self.compiled_loss,
         )
-        logged = {f"train/{name}_term": term.detach() for name, term in terms.items()}
-        self.log_dict(logged, on_step=False, on_epoch=True, batch_size=len(labels))
-        return torch.stack([*terms.values()]).sum()
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """Embeddings with their dataset indices and labels; a callback gathers and scores them."""
