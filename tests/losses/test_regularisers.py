@@ -268,7 +268,7 @@ def test_dimensions_are_those_of_nested_alone() -> None:
         (["regulariser=metrix", "loss=proxy_nca"], "Metrix needs a ProxyAnchorLoss"),
         (
             ["regulariser=nested", "embedding_dim=128"],
-            r"dims=\[64, 128, 256\]: expected numbers below embedding_dim=128",
+            r"dims=\[64, 128, 256\]: expected numbers below embedding_dim=128, as in .*\[32,64\]",
         ),
         (["regulariser=tcm", "regulariser.tcm.weight=-1"], "regulariser weight=-1"),
         (["regulariser=nested", "regulariser.nested.dims=64"], r"dims=64: expected a list, as in dims=\[64\]"),

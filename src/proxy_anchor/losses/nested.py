@@ -59,9 +59,11 @@ class Nested(Regulariser):
         """Raise UsageError for a loss of another kind, or a d that is not below its D."""
         super().check(loss)
         assert isinstance(loss, ProxyLoss)
-        if max(self.dims, default=loss.embedding_dim) >= loss.embedding_dim:
+        whole = loss.embedding_dim
+        if max(self.dims, default=whole) >= whole:
             raise UsageError(
-                f"regulariser.nested.dims={self.dims}: expected numbers below embedding_dim={loss.embedding_dim}."
+                f"regulariser.nested.dims={self.dims}: expected numbers below embedding_dim={whole}, as in "
+                f"regulariser.nested.dims=[{whole // 4},{whole // 2}]."
             )
 
     def forward(self, embeddings: Tensor, labels: Tensor, proxies: Tensor, loss: ProxyLoss) -> Tensor:
