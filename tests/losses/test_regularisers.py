@@ -195,8 +195,10 @@ def test_nested_is_the_loss_of_the_first_numbers(embeddings: Tensor, loss: Proxy
             for j in range(len(x)):
                 distance = whole[i, j] * (whole[i, j] / part[i, j]).log()
                 expected += gamma / 2 * 0.5**2 * float(distance) / len(x)
-    term = Nested(1.0, [2, 4], gamma=gamma, temperature=0.5)
-    assert term(embeddings, LABELS, loss.proxies, loss).item() == pytest.approx(expected, rel=1e-9)
+    term = Nested(1.0, [2, 4], gamma=gamma, temperature=0.5)(embeddings, LABELS, loss.proxies, loss)
+    assert term.item() == pytest.approx(expected, rel=1e-9)
+    (gradient,) = torch.autograd.grad(term, embeddings)
+    assert torch.equal(gradient[:, 4:], torch.zeros(len(x), DIM - 4, dtype=torch.float64))  # the whole teaches alone
 
 
 def test_potential_field_is_the_energy_of_all_pairs(embeddings: Tensor) -> None:
