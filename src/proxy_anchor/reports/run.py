@@ -225,6 +225,6 @@ def finish_run(
     """
     retrieval_gallery(data.splits, embeddings).save(folder / "gallery.png")
     write_model_card(folder, config, result, data.describe())
-    write_run_page(folder, config, result, data.describe())
+    write_run_page(folder, config, result, data.describe(), data.splits, embeddings)
     write_json(folder / RESULT_FILE, result)  # last: it marks the run as finished
     print(summary(result, folder), flush=True)
