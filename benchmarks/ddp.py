@@ -27,11 +27,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import HERE, report, seconds_per_call, where_it_ran
+from common import HERE, append_rows, seconds_per_call, where_it_ran
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
+from proxy_anchor.reports.tables import format_table
 from proxy_anchor.training.compile import CompiledNet, compile_loss
 from proxy_anchor.training.distributed import _SENDS_STATISTICS, JoinedGradients, gather_batch
 
@@ -132,23 +133,23 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--batches", type=int, nargs="+", help="images per GPU (default: 180, and 180 in all)")
     parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=list(FORMS))
-    parser.add_argument("--timeout", type=int, default=120, help="seconds for a form at a batch")
+    parser.add_argument("--timeout", type=int, default=240, help="seconds for a form at a batch")
     parser.add_argument("--output", type=Path, default=HERE / "results", help="folder of the .jsonl record")
     given = parser.parse_args()
+    where = where_it_ran(torch.device(given.device))
     rows: list[dict[str, Any]] = []
     for batch in given.batches or (180, 180 // given.devices):
-        found = {form: run_form(form, batch, given) for form in given.forms}
-        first = found[given.forms[0]].get("step_ms")
-        for form, part in found.items():
-            share = first / part["step_ms"] if first and "step_ms" in part else None
+        first = None
+        for form in given.forms:
+            found = run_form(form, batch, given)
+            seconds = found.get("step_ms")
+            first = first or seconds
+            share = first / seconds if first and seconds else None
             row = {"devices": given.devices, "per_gpu": batch, "form": form, "step_ms": None, "share": share}
-            rows.append({**row, "failed": "", **part})
-    report(
-        "A step by the averaging of gradients",
-        rows,
-        given.output / "ddp.jsonl",
-        where_it_ran(torch.device(given.device)),
-    )
+            rows.append({**row, "failed": "", **found})
+            append_rows(given.output / "ddp.jsonl", [{**rows[-1], **where}])  # at once: a form takes a minute
+    print(f"A step by the averaging of gradients; {where['device']}, commit {where['commit']}\n")
+    print(format_table(rows, decimals=2))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ import torch
 from common import make_photographs
 from torch.nn import functional as F
 
-from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.files import find_images
 from proxy_anchor.data.images import default_num_workers
-from proxy_anchor.inference.checkpoint import TrainedNet, load_trained
+from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.models.embedding_net import EmbeddingNet
@@ -49,7 +48,7 @@ def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float
 
 def measure_embedding(embedder: Embedder, paths: list[Path]) -> dict[str, Any]:
     """One row: images/s of the folder and of the network alone."""
-    batch_size, device, side = embedder.batch_size, embedder.device, embedder.trained.prepare.crop
+    batch_size, device, side = embedder.batch_size, embedder.device, embedder.net.prepare.crop
     pixels = torch.randint(0, 256, (batch_size, 3, side, side), dtype=torch.uint8, device=device)
     steps = 20 if device.type == "cuda" else 2
     ceiling = steps * batch_size / seconds(lambda: [embedder.forward(pixels) for _ in range(steps)], 5, device)
@@ -137,12 +136,11 @@ def main() -> None:
         ):
             for precision in given.precision:
                 if given.checkpoint:
-                    trained = load_trained(name)
+                    net = load_trained(name)
                 else:
                     net = EmbeddingNet(name, given.dim, pretrained=False, batch_norm="train").eval()
-                    trained = TrainedNet(net, CentralCrop(224, 256), folder)
                 options = {"device": given.device, "batch_size": given.batch_size, "num_workers": given.num_workers}
-                embedder = Embedder(trained, precision=precision, **options)
+                embedder = Embedder(net, precision=precision, **options)
                 report["device"] = device_name(embedder.device)
                 rows.append(measure_embedding(embedder, find_images(folder)))
                 print(json.dumps(rows[-1]), flush=True)

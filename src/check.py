@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
+from proxy_anchor.errors import check_number
+
+if TYPE_CHECKING:
+    from proxy_anchor.data.bad_images import Finding
+    from proxy_anchor.data.table import Splits
 
 
 def check(cfg: DictConfig) -> bool:
@@ -18,15 +24,35 @@ def check(cfg: DictConfig) -> bool:
     from proxy_anchor.data.bad_images import BAD, check_images, format_findings, write_findings
 
     config.make_paths_absolute(cfg)
+    check_number("similarity", cfg.similarity, 0, maximum=1)
     if "allow_partial" in cfg.dataset:
         cfg.dataset.allow_partial = True  # a wrong number of images is printed; the files are checked all the same
     splits = instantiate(cfg.dataset.load, verify_files=False)
     print(splits.describe(), flush=True)
     findings = check_images(splits, num_workers=cfg.num_workers)
-    print(format_findings(findings, sum(len(table) for table in splits.tables.values())))
+    print(format_findings(findings, sum(len(table) for table in splits.tables.values())), flush=True)
+    if cfg.near:
+        findings += _check_near(cfg, splits)
     if cfg.output is not None:
         write_findings(Path(cfg.output), findings)
     return not any(finding.kind in BAD for finding in findings)
+
+
+def _check_near(cfg: DictConfig, splits: Splits) -> list[Finding]:
+    from proxy_anchor.data.bad_images import NEAR
+    from proxy_anchor.inference.checkpoint import load_trained
+    from proxy_anchor.inference.embedder import Embedder
+    from proxy_anchor.inference.near import near_findings, published_features
+    from proxy_anchor.reports.pages import write_findings_page
+
+    embedder = Embedder(published_features() if cfg.checkpoint is None else load_trained(cfg.checkpoint), **cfg.embed)
+    found = near_findings(splits, embedder, cfg.similarity)
+    for kind, meaning in NEAR.items():
+        print(f"{kind}: {sum(finding.kind == kind for finding, _ in found):,} ({meaning})")
+    page = Path(cfg.output or "check.csv").with_suffix(".html")
+    write_findings_page(page, found)
+    print(f"written: {page}")
+    return [finding for finding, _ in found]
 
 
 def main(cfg: DictConfig) -> None:

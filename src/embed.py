@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,15 +23,16 @@ def embed(cfg: DictConfig) -> int:
     import shutil
     import time
 
-    from proxy_anchor.data.files import class_folders, find_images
+    from proxy_anchor.data.folder import list_images
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.inference.gallery import report_skipped
 
     checks.check_retrieval(cfg, "embed")
+    if cfg.output.endswith(".parquet") and not find_spec("pyarrow"):
+        raise UsageError(f"output={cfg.output} needs pyarrow: pip install -e '.[export]', or write .npz.")
     output, root = Path(config.absolute(cfg.output)), Path(config.absolute(cfg.images))
-    paths = find_images(root)
-    labels = class_folders(paths, root)
+    paths, labels = list_images(root)
     embedder = Embedder(load_trained(cfg.checkpoint), **cfg.embed)
     shards = output.with_name(f".{output.name}.parts")
     start = time.perf_counter()
@@ -38,7 +41,8 @@ def embed(cfg: DictConfig) -> int:
     report_skipped([(str(paths[row]), reason) for row, reason in done.skipped])
     if not done.rows:
         raise UsageError(f"none of the {len(paths)} images below {root} can be read.")
-    names = [paths[row].relative_to(root).as_posix() for row in done.rows]
+    base = root if root.is_dir() else root.parent
+    names = [Path(os.path.relpath(paths[row], base)).as_posix() for row in done.rows]
     write_embeddings(output, names, [labels[row] for row in done.rows], done.embeddings)
     shutil.rmtree(shards, ignore_errors=True)
     new = len(done.rows) - done.reused
@@ -46,27 +50,28 @@ def embed(cfg: DictConfig) -> int:
     return len(names)
 
 
-def write_embeddings(file: Path, paths: Sequence[str], labels: Sequence[str | None], embeddings: Tensor) -> None:
-    """Columns path, label and embedding (N, D) as .npz or .parquet.
+def write_embeddings(file: Path, paths: Sequence[str], labels: Sequence[str | None], vectors: Tensor) -> None:
+    """Columns id (row number), path, label and vector (N, D) as .npz or .parquet.
 
     An unknown label is "" in an .npz file, null in a Parquet file. Names that are not UTF-8 get backslashes.
     """
     import numpy as np
-    import pandas
 
     paths = [path.encode("utf-8", "backslashreplace").decode() for path in paths]
     labels = [label and label.encode("utf-8", "backslashreplace").decode() for label in labels]
+    ids, rows = np.arange(len(paths)), vectors.numpy()
     aside = file.with_name(file.name + ".tmp")
     if file.suffix == ".parquet":
-        table = pandas.DataFrame({"path": paths, "label": labels, "embedding": list(embeddings.numpy())})
-        try:
-            table.to_parquet(aside, index=False)
-        except ImportError as error:
-            raise UsageError("a .parquet file needs pyarrow: pip install -e '.[export]', or write .npz.") from error
+        import pyarrow
+        from pyarrow import parquet
+
+        # LanceDB searches vectors of a fixed size only.
+        column = pyarrow.FixedSizeListArray.from_arrays(rows.ravel(), rows.shape[1])
+        parquet.write_table(pyarrow.table({"id": ids, "path": paths, "label": labels, "vector": column}), aside)
     else:
+        names, known = np.array(paths, np.str_), np.array([each or "" for each in labels], np.str_)
         with aside.open("wb") as stream:
-            names, known = np.array(paths, np.str_), np.array([each or "" for each in labels], np.str_)
-            np.savez(stream, path=names, label=known, embedding=embeddings.numpy())
+            np.savez(stream, id=ids, path=names, label=known, vector=rows)
     aside.replace(file)
 
 

@@ -56,7 +56,11 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     batch_size = cfg.data.eval_batch_size or trained.data.eval_batch_size or trained.data.batch_size
     loading = {"eval_batch_size": batch_size, "num_workers": cfg.data.num_workers}
     data = ImageDataModule(splits, batch_size=1, **loading, **trained.dataset.images)
-    recall = RecallCallback(recall_k if cfg.recall_k is None else cfg.recall_k, engine=cfg.search_engine.name)
+    recall = RecallCallback(
+        recall_k if cfg.recall_k is None else cfg.recall_k,
+        engine=cfg.search_engine.name,
+        dims=config.nested_dims(trained),
+    )
     if cfg.recall_k is None:
         recall.fit(splits)  # as training did
     recall.check(splits)
@@ -87,12 +91,13 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if splits.gallery is not None:
         gallery = {"gallery": embeddings[1], "gallery_labels": splits.gallery.labels}
     results = {f"recall_at_{k}": value for k, value in recalls.items()}
-    results |= metrics_at_r(embeddings[0], splits.query.labels, **gallery)
+    nested = {key.partition("/")[2]: float(each) for key, each in trainer.callback_metrics.items() if "_dim" in key}
+    results |= nested | metrics_at_r(embeddings[0], splits.query.labels, **gallery)
     if cfg.rerank != "none":
         results |= reranked_metrics(cfg.rerank, embeddings[0], splits.query.labels, list(recalls), **gallery)
     if cfg.nmi:
         results["nmi"] = nmi(embeddings[0], splits.query.labels)
-    others = {name: value for name, value in results.items() if not name.startswith("recall_at")}
+    others = {name: value for name, value in results.items() if name not in {f"recall_at_{k}" for k in recalls}}
     print("  ".join(f"{name} {100 * value:.2f}" for name, value in others.items()))
     if cfg.output is not None:
         write_json(Path(cfg.output), {"checkpoint": config.absolute(str(saved.path)), **results})

@@ -14,11 +14,11 @@ def export(cfg: DictConfig) -> float:
     """Write the folder; returns the largest difference from the checkpoint's embeddings."""
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.export import TOLERANCE, export
+    from proxy_anchor.training.checkpoint import checkpoint_of
 
     checks.check_retrieval(cfg, "export")
-    trained = load_trained(cfg.checkpoint)
-    folder = Path(config.absolute(cfg.output or str(trained.path.with_name(cfg.format))))
-    difference = export(trained, cfg.format, folder)
+    folder = Path(config.absolute(cfg.output or str(checkpoint_of(cfg.checkpoint).with_name(cfg.format))))
+    difference = export(load_trained(cfg.checkpoint), cfg.format, folder)
     print(f"{folder}: largest difference from the checkpoint {difference:.1e} (at most {TOLERANCE:.0e})")
     return difference
 

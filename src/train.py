@@ -52,7 +52,11 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     scored = config.is_scored(cfg)
     recall = RecallCallback(
-        cfg.recall_k, engine=cfg.search_engine.name, select_on=config.selecting_set(cfg), scored=scored
+        cfg.recall_k,
+        engine=cfg.search_engine.name,
+        select_on=config.selecting_set(cfg),
+        scored=scored,
+        dims=config.nested_dims(cfg),
     )
     further = [*callbacks, *config.further_callbacks(cfg)]
     bars = config.progress_bars(cfg, further)
@@ -87,7 +91,15 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     cfg.compile = config.whether_to_compile(cfg, net, len(data.splits.train), before)
     metadata = config.run_metadata(cfg, data.splits, before)
     compilation = config.compilation(cfg, data.num_eval_images)
-    learner = MetricLearner(net, loss, **config.learning(cfg), metadata=metadata, **compilation)
+    learner = MetricLearner(
+        net,
+        loss,
+        regularisers=config.make_regularisers(cfg),
+        seed=cfg.seed,
+        **config.learning(cfg),
+        metadata=metadata,
+        **compilation,
+    )
 
     described = [f"run folder: {folder}", data.describe(), config.describe_training(cfg, net), chosen]
     print("\n".join(filter(None, described)), flush=True)

@@ -83,6 +83,17 @@ def test_throughput_is_a_share_of_the_network_alone(run, tmp_path: Path) -> None
     assert "train_share" in output
 
 
+@pytest.mark.slow
+def test_forms_of_averaging_take_part_on_cpus(run, tmp_path: Path) -> None:
+    sizes = ("--device", "cpu", "--network", "test_resnet", "--side", "32", "--batches", "4")
+    output = run("ddp.py", "--forms", "own", "torch_best", *sizes, "--output", "results")
+    own, torch = rows_of(tmp_path, "ddp")
+    assert own["share"] == 1
+    assert torch["share"] == pytest.approx(own["step_ms"] / torch["step_ms"])
+    assert own["failed"] == torch["failed"] == ""
+    assert "torch_best" in output
+
+
 RELEASED = {  # modules with the names and arguments of the authors' release
     "losses.py": """
 import torch

@@ -68,7 +68,7 @@ def test_the_package_is_the_wheels_and_shows_its_names(installed: Path, tmp_path
         "(home / 'py.typed').is_file(), (home / 'conf/train.yaml').is_file(), home)"
     )
     printed = run(installed, "python", "-c", code, cwd=tmp_path).stdout
-    names = "['EmbeddingNet', 'ProxyAnchorLoss', 'Retriever', '__version__', 'recall_at_k']"
+    names = "['EmbeddingNet', 'ProxyAnchorLoss', 'Retriever', '__version__', 'command', 'recall_at_k', 'train']"
     assert printed.startswith(f"{names} True True {installed.parent}")
 
 

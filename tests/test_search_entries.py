@@ -20,6 +20,8 @@ import pytest
 from commands import REPOSITORY, run_entry, run_ok, trained_beside_pictures
 from hydra import compose, initialize_config_dir
 
+import embed
+from proxy_anchor import Retriever
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from search import below
@@ -28,6 +30,8 @@ DOCUMENT = (REPOSITORY / "docs" / "search.md").read_text()
 COMMANDS = [
     line for block in re.findall(r"```bash\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines() if line.strip()
 ]
+
+PYTHON = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +96,11 @@ def test_search_commands(here: Path, run: Callable) -> None:
 
 
 def test_python_example(here: Path, monkeypatch, capsys) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+    code = "".join(PYTHON[:2])
     monkeypatch.chdir(here)
     exec(code.replace('"my_index"', '"python_index"'), {})
     assert "match threshold" in capsys.readouterr().out
+    assert (here / "my_net" / "model.safetensors").is_file()
 
 
 def test_page_command(here: Path) -> None:
@@ -123,21 +128,55 @@ def test_page_command(here: Path) -> None:
         assert server.wait(30) in (0, 130)
 
 
-def test_embed_commands(here: Path, run: Callable) -> None:
-    pytest.importorskip("pyarrow")
+def test_embeddings_go_into_other_stores(here: Path, run: Callable, monkeypatch, capsys) -> None:
+    """Qdrant and usearch as in the document, DuckDB and LanceDB: all find what Retriever finds."""
+    for package in ("pyarrow", "qdrant_client", "usearch", "duckdb", "lancedb"):
+        pytest.importorskip(package)
+    import duckdb
+    import lancedb
     from pyarrow import parquet
 
+    monkeypatch.chdir(here)
     for command in of("embed.py"):
         assert "64 embeddings of D=16" in run(command)
-    with np.load(here / "embeddings.npz", allow_pickle=False) as made:
-        assert made["embedding"].shape == (64, 16)
-        assert np.allclose(np.linalg.norm(made["embedding"], axis=1), 1, atol=1e-6)
-        table = parquet.read_table(here / "embeddings.parquet").to_pydict()
-        assert table["path"] == made["path"].tolist()
-        assert table["label"] == made["label"].tolist()
-        assert all((here / "my_pictures" / path).is_file() for path in table["path"])
-        assert np.array_equal(np.array(table["embedding"], dtype=np.float32), made["embedding"])
+    with np.load("embeddings.npz", allow_pickle=False) as made:
+        assert made["vector"].shape == (64, 16)
+        assert np.allclose(np.linalg.norm(made["vector"], axis=1), 1, atol=1e-6)
+        table = parquet.read_table("embeddings.parquet")
+        for name in ("id", "path", "label"):
+            assert table[name].to_pylist() == made[name].tolist()
+        assert np.array_equal(np.stack(table["vector"].to_numpy()), made["vector"])
+    assert all((here / "my_pictures" / path).is_file() for path in table["path"].to_pylist())
     assert not list(here.glob(".*"))
+
+    recipes = [block for block in PYTHON if "qdrant" in block or "usearch" in block]
+    found: dict = {}
+    printed = []
+    for recipe in recipes:
+        exec(recipe, found)
+        printed.append(capsys.readouterr().out.splitlines()[-5:])
+    hits = Retriever.from_pretrained("runs/first").index("my_pictures").search("query.jpg", k=5)[0]
+    expected = [(hit.label, Path(hit.name).relative_to("my_pictures").as_posix()) for hit in hits]
+    found["client"].close()
+    for lines in printed:
+        assert [tuple(line.split()[1:]) for line in lines] == expected
+        assert [float(line.split()[0]) for line in lines] == pytest.approx([hit.similarity for hit in hits], abs=2e-3)
+    store = lancedb.connect("lance").create_table("pictures", table)
+    nearest = store.search(found["query"]).limit(5).to_list()
+    assert [(row["label"], row["path"]) for row in nearest] == expected
+    order = "list_cosine_similarity(vector, $query) desc"
+    rows = duckdb.execute(
+        f"select label, path from 'embeddings.parquet' order by {order} limit 5", {"query": found["query"].tolist()}
+    ).fetchall()
+    assert rows == expected
+
+
+def test_parquet_without_pyarrow_is_one_line_before_an_image_is_read(monkeypatch) -> None:
+    monkeypatch.setattr(embed, "find_spec", lambda name: None)
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        cfg = compose("embed", ["checkpoint=nothing", "images=nothing", "output=e.parquet"])
+    with pytest.raises(UsageError, match=r"needs pyarrow: pip install -e '.\[export\]'"):
+        embed.embed(cfg)
 
 
 def test_export_commands(here: Path, run: Callable) -> None:

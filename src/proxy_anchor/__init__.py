@@ -1,4 +1,4 @@
-"""Proxy-Anchor deep metric learning: losses, embedding networks, exact retrieval and its metrics.
+"""Proxy-Anchor deep metric learning: losses, embedding networks, training, exact retrieval and its metrics.
 
 Public names are imported on first use, so a command imports only what it needs.
 """
@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from proxy_anchor.cli.python import command as command
+    from proxy_anchor.cli.python import train as train
     from proxy_anchor.inference.retriever import Retriever as Retriever
     from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss as ProxyAnchorLoss
     from proxy_anchor.models.embedding_net import EmbeddingNet as EmbeddingNet
@@ -20,9 +22,11 @@ _HOME = {
     "EmbeddingNet": "proxy_anchor.models.embedding_net",
     "ProxyAnchorLoss": "proxy_anchor.losses.proxy_anchor",
     "Retriever": "proxy_anchor.inference.retriever",
+    "command": "proxy_anchor.cli.python",
     "recall_at_k": "proxy_anchor.retrieval.metrics",
+    "train": "proxy_anchor.cli.python",
 }
-__all__ = ["EmbeddingNet", "ProxyAnchorLoss", "Retriever", "recall_at_k"]
+__all__ = ["EmbeddingNet", "ProxyAnchorLoss", "Retriever", "command", "recall_at_k", "train"]
 
 
 def __getattr__(name: str) -> object:

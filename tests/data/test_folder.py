@@ -1,14 +1,21 @@
 """The user's own images, as messy as they come: class folders and CSV lists."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+from proxy_anchor.data.bad_images import check_images
 from proxy_anchor.data.files import images_below
-from proxy_anchor.data.folder import load_folder
-from proxy_anchor.data.table import ImageTable, Splits
-from proxy_anchor.errors import UsageError
+from proxy_anchor.data.folder import list_images, load_folder
+from proxy_anchor.data.image_cache import Shrunk, decode_into, kept_sizes
+from proxy_anchor.data.images import DecodedImages, ImageDataset, open_input, read_rgb
+from proxy_anchor.data.table import ImageTable, Splits, data_fingerprint, split_box
+from proxy_anchor.errors import UnreadableImage, UsageError
 
 
 def touch(file: Path, content: bytes = b"x") -> Path:
@@ -281,7 +288,7 @@ def test_roles_make_query_and_gallery_over_one_map(images):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("path,label", "path,labl", "unknown column 'labl'; known: path, label, split, role. Did you mean 'label'?"),
+        ("path,label", "path,labl", "unknown column 'labl'; known: path, label, split, role, x, y, w, h. Did"),
         ("path,label", "path,label,wieght", "unknown column 'wieght'"),
         ("path,label", "label,split", "column 'path' is missing"),
         ("path,label", "path,label,Label", "column 'label' appears twice"),
@@ -352,3 +359,63 @@ def test_a_folder_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(UsageError, match=f"{tmp_path} cannot be read: change its permissions"):
         images_below(tmp_path)
+
+
+# ---- objects in images
+
+
+def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
+    """Every way to pixels cuts the same part: reading, both cached forms, the dataset, the network's input."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)  # upright: 60 wide, 40 high
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a viewer turns the stored image by 90 degrees clockwise
+    Image.fromarray(np.rot90(pixels)).save(tmp_path / "photo.png", exif=exif)
+    for number, name in enumerate("bcd"):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png", compress_level=number)  # other bytes
+    lines = ["path,label,x,y,w,h", "photo.png,a,10,5,20,30", "photo.png,a,30.4,0,29.6,40", "b.png,b,,,,"]
+    lines += ["c.png,c,0,0,60,40", "d.png,d,1,1,2,2"]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    splits = load_folder(None, csv_file=tmp_path / "list.csv", test_fraction=1)
+    table = splits.query
+    assert [path.name for path in table.paths[:3]] == [
+        "photo.png#xywh=10,5,20,30",
+        "photo.png#xywh=30,0,30,40",
+        "b.png",
+    ]
+    parts = [pixels[5:35, 10:30], pixels[:, 30:], pixels, pixels, pixels[1:3, 1:3]]
+    images = ImageDataset(table, lambda image, epoch, row: np.asarray(image))
+    cached = Shrunk()
+    sizes = kept_sizes(table, cached, 0)
+    values = torch.empty(3 * int(sizes.prod(1).sum()), dtype=torch.uint8)
+    decode_into(values, table, cached, 0)
+    decoded = DecodedImages(values, sizes)
+    for row, part in enumerate(parts):
+        assert np.array_equal(images[row][0], part)
+        assert np.array_equal(decoded.array(row), part)
+        assert np.array_equal(np.asarray(open_input(str(table.paths[row]))), part)
+    assert list_images(tmp_path / "list.csv") == ([*table.paths], ["a", "a", "b", "c", "d"])
+    assert check_images(splits, progress=False) == []  # two objects of one file are no duplicates
+    whole = replace(table, paths=tuple(split_box(path)[0] for path in table.paths))
+    assert data_fingerprint(splits)["query"] != data_fingerprint(replace(splits, query=whole))["query"]
+
+
+def test_a_box_outside_its_image_is_named(tmp_path):
+    for name in "abcd":
+        Image.new("RGB", (60, 40)).save(tmp_path / f"{name}.png")
+    lines = ["path,label,x,y,w,h", "a.png,a,41,0,20,40", "b.png,b,0,0,60,40", "c.png,c,,,,", "d.png,d,0,1,60,40"]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    splits = load_folder(None, csv_file=tmp_path / "list.csv", test_fraction=1)
+    bad = [each for each in check_images(splits, progress=False) if each.kind == "corrupt"]
+    assert [(each.path.name, each.detail) for each in bad] == [
+        ("a.png#xywh=41,0,20,40", "box 41,0,20,40 is not inside its 60 x 40 pixels"),
+        ("d.png#xywh=0,1,60,40", "box 0,1,60,40 is not inside its 60 x 40 pixels"),
+    ]
+    with pytest.raises(UnreadableImage, match=r"a.png cannot be read \(box 41,0,20,40 is not inside"):
+        read_rgb(splits.query.paths[0])
+
+
+@pytest.mark.parametrize("box", ["1,2,3,", "a,0,1,1", "-1,0,2,2", "0,0,0,4", "nan,0,1,1", "0,0,inf,1"])
+def test_a_box_that_is_none_is_one_line(tmp_path, box):
+    touch(tmp_path / "a.jpg")
+    (tmp_path / "list.csv").write_text(f"path,label,x,y,w,h\na.jpg,a,{box}\n")
+    assert f"line 2: the box x,y,w,h is {box}; expected pixels" in refused(None, csv_file=tmp_path / "list.csv")

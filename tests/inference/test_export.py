@@ -17,10 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from proxy_anchor import EmbeddingNet, Retriever
-from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import export as module
-from proxy_anchor.inference.checkpoint import TrainedNet, load_trained
+from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.export import FORMATS, export
 
 
@@ -43,13 +42,13 @@ def test_parity_is_checked_and_returned(make_checkpoint: Callable, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def small(backbone: type[nn.Module], tmp_path: Path) -> TrainedNet:
+def small(backbone: type[nn.Module]) -> EmbeddingNet:
     """A network whose backbone is replaced by a module, (B, 3, 32, 32) to (B, 512)."""
     torch.manual_seed(0)
     net = EmbeddingNet("test_resnet", 8, image_size=32, pretrained=False).eval()
     net.backbone, net.pool = backbone().eval(), nn.Identity()
     net.head = nn.Linear(16, 8)
-    return TrainedNet(net, CentralCrop(32, 36), tmp_path / "none.ckpt")
+    return net
 
 
 class Folded(nn.Module):
@@ -74,15 +73,15 @@ class Unknown(nn.Module):
 
 def test_onnx_of_attention_in_five_dimensions(tmp_path: Path) -> None:
     require("onnx")
-    trained = small(Folded, tmp_path)
+    trained = small(Folded)
     assert export(trained, "onnx", tmp_path / "out") <= 1e-5
-    assert trained.net.backbone.fused_attn  # the network itself is left as it was
+    assert trained.backbone.fused_attn  # the network itself is left as it was
 
 
 def test_what_onnx_cannot_express_is_one_line(tmp_path: Path) -> None:
     require("onnx")
     with pytest.raises(UsageError, match=r"cannot convert test_resnet \(.*: use format=safe") as caught:
-        export(small(Unknown, tmp_path), "onnx", tmp_path / "out")
+        export(small(Unknown), "onnx", tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -93,8 +92,7 @@ def test_tensors_that_share_memory_are_written(tmp_path: Path, format: str) -> N
     net = EmbeddingNet("coat_lite_tiny", 8, image_size=32, pretrained=False).eval()  # one position encoding per stage
     pointers = [each.data_ptr() for each in net.state_dict().values() if each.numel()]
     assert len(set(pointers)) < len(pointers)
-    trained = TrainedNet(net, CentralCrop(32, 36), tmp_path / "none.ckpt")
-    assert export(trained, format, tmp_path / "out") == 0
+    assert export(net, format, tmp_path / "out") == 0
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -121,6 +119,22 @@ def test_an_export_that_differs_is_refused_and_leaves_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"best.ckpt", "other.ckpt"}
 
 
+def test_pt2_takes_any_batch_without_this_package(make_checkpoint: Callable, tmp_path: Path) -> None:
+    trained = load_trained(make_checkpoint())
+    export(trained, "pt2", tmp_path / "out")
+    pixels = torch.randint(0, 256, (7, 3, 32, 32), dtype=torch.uint8)
+    torch.save(pixels, tmp_path / "pixels.pt")
+    code = """
+import sys, torch
+sys.modules["proxy_anchor"] = sys.modules["timm"] = None
+net = torch.export.load("out/model.pt2").module()
+torch.save([net(each) for each in torch.load("pixels.pt").split([1, 2, 4])], "found.pt")
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat(torch.load(tmp_path / "found.pt")), trained(pixels))
+
+
 def test_onnx_takes_any_batch_and_knows_its_preprocessing(make_checkpoint: Callable, tmp_path: Path) -> None:
     require("onnx")
     import onnxruntime
@@ -133,7 +147,7 @@ def test_onnx_takes_any_batch_and_knows_its_preprocessing(make_checkpoint: Calla
         pixels = np.random.default_rng(batch).integers(0, 256, (batch, 3, 32, 32), dtype=np.uint8)
         [found] = session.run(None, {"images": pixels})
         with torch.no_grad():
-            assert np.allclose(found, trained.net(torch.from_numpy(pixels)).numpy(), atol=1e-5)
+            assert np.allclose(found, trained(torch.from_numpy(pixels)).numpy(), atol=1e-5)
         assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
 
 
@@ -166,7 +180,7 @@ def test_timm_folder_is_a_timm_model(make_checkpoint: Callable, tmp_path: Path) 
     trained = load_trained(make_checkpoint())
     export(trained, "timm", tmp_path / "out")
     backbone = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
-    expected = trained.net.backbone.state_dict()
+    expected = trained.backbone.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in backbone.state_dict().items())
     settings = timm.data.resolve_model_data_config(backbone)
     assert list(settings["input_size"]) == [3, 32, 32]
@@ -178,6 +192,8 @@ def test_bad_requests_are_one_line(make_checkpoint: Callable, tmp_path: Path, mo
     trained = load_trained(make_checkpoint())
     with pytest.raises(UsageError, match="format=tflite is not known"):
         export(trained, "tflite", tmp_path / "out")
+    with pytest.raises(UsageError, match=r"format=torchscript: .* use format=pt2"):
+        export(trained, "torchscript", tmp_path / "out")
     with pytest.raises(UsageError, match="already holds something"):
         export(trained, "safetensors", tmp_path)
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "onnxscript" else name)

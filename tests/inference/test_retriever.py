@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,23 @@ def test_a_query_of_every_kind_finds_itself_first(retriever: Retriever, gallery:
     assert len(answers[0]) == 4
 
 
+def test_objects_of_a_list_are_searched(make_checkpoint: Callable, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 120, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    lines = ["path,label,x,y,w,h", *(f"photo.png,{name},{x},0,40,40" for name, x in {"a": 0, "b": 40, "c": 80}.items())]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    retriever = Retriever.from_pretrained(make_checkpoint(), num_workers=0).index(tmp_path / "list.csv", progress=False)
+    names = [str(tmp_path / f"photo.png#xywh={x},0,40,40") for x in (0, 40, 80)]
+    assert [item.name for item in retriever.items.values()] == names
+    for query in (pixels[:, 40:80], names[1]):
+        hit = retriever.search(query, k=3)[0][0]
+        assert (hit.name, hit.label, hit.similarity) == (names[1], "b", pytest.approx(1, abs=1e-6))
+    with Image.open(io.BytesIO(retriever.thumbnail(1))) as thumbnail:
+        assert thumbnail.size == (40, 40)
+    (tmp_path / "list.csv").write_text("\n".join(lines[:3]))
+    assert retriever.update(tmp_path / "list.csv", progress=False) == (0, 1)
+
+
 def test_queries_that_are_all_in_the_gallery_are_said(retriever: Retriever, gallery: Path) -> None:
     with pytest.warns(UserWarning, match="nearly all queries are also rows of the gallery"):
         retriever.search([gallery / "dog" / "3.png", gallery / "cat" / "1.png"], k=2)
@@ -59,10 +77,10 @@ def test_queries_that_are_all_in_the_gallery_are_said(retriever: Retriever, gall
 
 def test_embeddings_are_those_of_the_evaluation(retriever: Retriever, gallery: Path) -> None:
     """The network and crop of the checkpoint, image by image."""
-    trained = retriever.embedder.trained
+    net = retriever.embedder.net
     paths = sorted(gallery.rglob("*.png"))
     with torch.no_grad():
-        expected = torch.cat([trained.net(trained.prepare(read_rgb(path))[None]) for path in paths])
+        expected = torch.cat([net(net.prepare(read_rgb(path))[None]) for path in paths])
     assert torch.allclose(retriever.embed(paths), expected, atol=1e-6)
 
 
@@ -303,9 +321,9 @@ def test_from_pretrained_reads_run_folders_and_exports(make_checkpoint, gallery:
         (lambda r, g: r.index([g / "cat" / "0.png"] * 2), "is there twice"),
         (lambda r, g: r.index([g / "cat" / "0.png"], ["a", "b"]), "1 images but 2 labels"),
         (lambda r, g: r.index(g / "nothing"), "no such folder"),
-        (lambda r, g: Retriever(r.embedder.trained).search(g / "cat" / "0.png"), "the gallery is empty"),
-        (lambda r, g: Retriever(r.embedder.trained, device="tpu"), "device=tpu is not available"),
-        (lambda r, g: Retriever(r.embedder.trained, precision="8"), "precision=8 is not known"),
+        (lambda r, g: Retriever(r.embedder.net).search(g / "cat" / "0.png"), "the gallery is empty"),
+        (lambda r, g: Retriever(r.embedder.net, device="tpu"), "device=tpu is not available"),
+        (lambda r, g: Retriever(r.embedder.net, precision="8"), "precision=8 is not known"),
         (lambda r, g: r.search(g / "cat" / "0.png", reranking="magic"), "rerank=magic is not known"),
     ],
 )

@@ -22,6 +22,7 @@ LEARNABLE = {
     "proxy_anchor": (20, 16),
     "proxy_nca": (20, 16),
     "proxy_nca_pp": (20, 16),
+    "potential_field": (300, 16),
     "soft_triple": (16, 200),
     "arcface": (16, 20),
     "cosface": (16, 20),

@@ -71,3 +71,36 @@ def test_large_sets_are_sampled(monkeypatch) -> None:
 def test_what_cannot_be_calibrated(labels: list[int], rate: float, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         calibrate_threshold(torch.eye(3), np.array(labels), false_accept_rate=rate)
+
+
+def opis_by_loops(embeddings: torch.Tensor, labels: np.ndarray) -> float:
+    """Every pair, class and threshold by itself."""
+    unit = (embeddings / embeddings.norm(dim=1, keepdim=True)).double()
+    distance = {(i, j): float((unit[i] - unit[j]).norm()) for i, j in itertools.combinations(range(len(labels)), 2)}
+    negatives = sorted(d for (i, j), d in distance.items() if labels[i] != labels[j])
+    low, high = (negatives[max(1, int(rate * len(negatives))) - 1] for rate in (0.01, 0.1))
+    squares = []
+    for limit in np.linspace(low, high, 101):
+        utilities = []
+        for each in sorted({*labels.tolist()}):
+            own = [d for (i, j), d in distance.items() if labels[i] == labels[j] == each]
+            other = [d for (i, j), d in distance.items() if (labels[i] == each) != (labels[j] == each)]
+            sensitivity = np.mean([d <= limit + 1e-7 for d in own])
+            specificity = np.mean([d > limit + 1e-7 for d in other])
+            utilities.append(2 * sensitivity * specificity / (sensitivity + specificity))
+        squares += [(each - np.mean(utilities)) ** 2 for each in utilities]
+    return float(np.mean(squares))
+
+
+def test_opis_is_that_of_loops_over_classes_pairs_and_thresholds() -> None:
+    embeddings, labels = made_up()
+    found = calibrate_threshold(embeddings, labels, false_accept_rate=0.1)
+    assert found.opis == pytest.approx(opis_by_loops(embeddings, labels), rel=0.02)  # a tie may fall on either side
+    assert f"OPIS) {found.opis:.3g}" in found.describe()
+
+
+def test_opis_is_0_where_every_class_is_alike_and_leaves_out_single_images() -> None:
+    alike, labels = torch.eye(4).repeat(2, 1), np.arange(8) % 4
+    assert calibrate_threshold(alike, labels).opis == 0
+    assert calibrate_threshold(torch.eye(5).repeat(2, 1)[:9], np.arange(9) % 5).opis == 0  # one image of class 4
+    assert calibrate_threshold(torch.cat([alike, alike[:1]]), np.append(labels, 1)).opis > 0.01

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits
+from proxy_anchor.losses.anti_collapse import AntiCollapse
+from proxy_anchor.losses.metrix import Metrix, MetrixFeatures
+from proxy_anchor.losses.nested import Nested
 from proxy_anchor.losses.pml import PMLLoss
+from proxy_anchor.losses.proxy_synthesis import ProxySynthesis
+from proxy_anchor.losses.regulariser import Regulariser
+from proxy_anchor.losses.tcm import ThresholdConsistentMargin
 from proxy_anchor.training import module
 from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.distributed import LeanDDP, SyncBatchNorms
@@ -28,10 +34,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "warmup": {"warmup_epochs": 1},
     "frozen": {"batch_norm": "frozen"},
     "p_x_k": {"loss": "triplet", "data": {"images_per_class": 2}},
+    "regularised": {"regularisers": True},
     "clipped_values": {"trainer": {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}},
     "clipped_norm": {"trainer": {"gradient_clip_val": 2, "gradient_clip_algorithm": "norm"}},
     "accumulated": {"trainer": {"accumulate_grad_batches": 2}},
     "compiled": {"compiled": True},
+    "compiled_regularised": {"compiled": True, "regularisers": True},
     "compiled_warmup": {"compiled": True, "warmup_epochs": 1},
     "compiled_p_x_k": {"compiled": True, "loss": "triplet", "data": {"images_per_class": 2}},
     "compiled_clipped_norm": {"compiled": True, "trainer": {"gradient_clip_val": 2, "gradient_clip_algorithm": "norm"}},
@@ -54,6 +62,12 @@ def make_loss(name: str) -> nn.Module:
     return PMLLoss(3, 8, TripletMarginLoss, TripletMarginMiner(margin=0.5, type_of_triplets="all"))
 
 
+def make_regularisers() -> dict[str, Regulariser]:
+    """All of them: every term, and a mixed batch."""
+    made = [AntiCollapse(0.1), Metrix(), MetrixFeatures(), Nested(dims=[4], gamma=1), ProxySynthesis()]
+    return {type(each).__name__: each for each in [*made, ThresholdConsistentMargin(1, 0.95, 0.2)]}
+
+
 def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
     """State dict before and after 2 epochs of 2 steps, the losses that were logged, and every evaluation's Recall."""
     warnings.simplefilter("ignore")
@@ -62,7 +76,13 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
     net = EmbeddingNet(
         "test_resnet", 8, pretrained=False, image_size=32, batch_norm=run.get("batch_norm", "frozen_statistics")
     )
-    learner = SGDLearner(net, make_loss(run.get("loss", "proxy_anchor")), warmup_epochs=run.get("warmup_epochs", 0))
+    learner = SGDLearner(
+        net,
+        make_loss(run.get("loss", "proxy_anchor")),
+        warmup_epochs=run.get("warmup_epochs", 0),
+        regularisers=make_regularisers() if run.get("regularisers") else None,
+        seed=3,
+    )
     data = ImageDataModule(
         splits,
         **{"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "crop": 32, "resize": 32} | run.get("data", {}),

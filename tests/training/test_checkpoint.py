@@ -9,7 +9,9 @@ from hydra.utils import instantiate
 
 from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
-from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net
+from proxy_anchor.losses.regulariser import Regulariser
+from proxy_anchor.losses.tcm import ThresholdConsistentMargin
+from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net, make_regularisers
 from proxy_anchor.training.module import MetricLearner
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -113,3 +115,43 @@ def test_a_loss_that_the_file_cannot_be_trusted_to_make_has_to_be_given(
     again = MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt", loss=ProxyAnchorLoss(3, 8), warmup_epochs=2)
     assert torch.equal(again.loss.proxies, learner.loss.proxies)
     assert again.warmup_epochs == 2
+
+
+class Shrink(Regulariser):
+    """One of a user's own, with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__(2.0)
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor, proxies: torch.Tensor) -> torch.Tensor:
+        return self.scale * (embeddings - embeddings.mean()).square().sum()
+
+
+def test_regularisers_come_back_and_their_parameters_train(
+    make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
+) -> None:
+    learner, trainer = make_learner(regularisers={"shrink": Shrink()}), make_trainer(limit_val_batches=0)
+    made = {"_target_": "proxy_anchor.losses.proxy_anchor.ProxyAnchorLoss"}
+    target = f"{ThresholdConsistentMargin.__module__}.ThresholdConsistentMargin"
+    learner.metadata["config"] |= {"loss": made, "regulariser": {"tcm": {"_target_": target, "weight": 0.5}}}
+    trainer.fit(learner, make_data())
+    assert learner.regularisers["shrink"].scale < 1
+    assert {"train/loss", "train/loss_term", "train/shrink_term"} <= trainer.callback_metrics.keys()
+    total = sum(trainer.callback_metrics[f"train/{name}_term"] for name in ("loss", "shrink"))
+    assert trainer.callback_metrics["train/loss_epoch"] == pytest.approx(float(total), rel=1e-6)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+    again = MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt", regularisers={"shrink": Shrink()})
+    assert torch.equal(again.regularisers["shrink"].scale, learner.regularisers["shrink"].scale)
+    [(name, tcm)] = make_regularisers(load_checkpoint(tmp_path / "last.ckpt")).items()
+    assert (name, type(tcm), tcm.weight, again.seed) == ("tcm", ThresholdConsistentMargin, 0.5, 1)
+    learner.metadata["config"]["regulariser"] = {"mine": {"_target_": "os.system"}}
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    with pytest.raises(UsageError, match=r"regularisers are made .*os\.system.*pass regularisers="):
+        MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt")
+
+
+def test_no_regulariser_is_named_loss(make_data: Callable, make_learner: Callable, make_trainer: Callable) -> None:
+    with pytest.raises(UsageError, match="a regulariser cannot be named loss; choose another name"):
+        make_trainer(limit_val_batches=0).fit(make_learner(regularisers={"loss": Shrink()}), make_data())

@@ -11,7 +11,7 @@ from pictures import write_noise_images
 
 from proxy_anchor.data.table import Splits, make_tables
 
-FAST = ["plain", "p_x_k", "local_losses"]
+FAST = ["plain", "p_x_k", "regularised", "local_losses"]
 EQUAL = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in RUNS if name != "local_losses"]
 
 
@@ -72,7 +72,16 @@ def test_recall_of_33_images_is_that_of_one_process(results: tuple[dict, list[di
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["warmup", "clipped_values", "clipped_norm", "accumulated", "compiled_warmup", "compiled_accumulated"]
+    "name",
+    [
+        "warmup",
+        "regularised",
+        "clipped_values",
+        "clipped_norm",
+        "accumulated",
+        "compiled_warmup",
+        "compiled_accumulated",
+    ],
 )
 def test_each_run_is_another_training(results: tuple[dict, list[dict]], name: str) -> None:
     plain, other = results[0]["plain"], results[0][name]

@@ -36,6 +36,19 @@ def test_groups_are_backbone_head_and_proxies() -> None:
     assert [id(p) for p in groups[2]["params"]] == [id(loss.proxies)]
 
 
+@pytest.mark.parametrize("backbone", ["test_vit", "test_resnet"])
+def test_layers_of_the_backbone_have_rates_that_grow_towards_the_head(backbone: str) -> None:
+    net, loss = EmbeddingNet(backbone, 8, pretrained=False, image_size=160), ProxyAnchorLoss(5, 8)
+    *layers, head, proxies = make_parameter_groups(net, loss, lr=0.01, proxy_lr_mult=100, layer_decay=0.5)
+    assert [each["name"] for each in layers] == [f"backbone_{n}" for n in range(len(layers))]
+    assert sorted(each["lr"] for each in layers) == [0.01 * 0.5**n for n in reversed(range(len(layers)))]
+    assert sum(len(each["params"]) for each in layers) == len([*net.backbone.parameters()])
+    first = next(net.backbone.parameters())
+    [slowest] = [each for each in layers if any(p is first for p in each["params"])]
+    assert slowest["lr"] == min(each["lr"] for each in layers)
+    assert (head["lr"], proxies["lr"]) == (0.01, 1.0)
+
+
 @pytest.mark.parametrize("batch_norm", ["train", "frozen_statistics", "frozen"])
 @pytest.mark.parametrize("pooling", ["auto", "gem"])
 def test_every_trainable_tensor_is_in_exactly_one_group_and_frozen_ones_in_none(batch_norm: str, pooling: str) -> None:

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from proxy_anchor.cli.config import absolute, is_scored, learning
+from proxy_anchor.cli.config import absolute, is_scored, learning, make_regularisers
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.former_keys import rename_former_keys
 from proxy_anchor.utils import rank
@@ -29,7 +29,7 @@ _ANY_TYPE = (
     "data.images_per_class",
     "embed.precision",
 )
-_OPEN = ("logger", "callbacks")  # groups that take any key: each member is built by its `_target_`
+_OPEN = ("logger", "callbacks", "regulariser")  # groups that take any key: each member is built by its `_target_`
 _KINDS: dict[Any, str] = {ListConfig: "a list", str: "a string", bool: "true or false", int: "a number"}
 
 
@@ -208,7 +208,9 @@ def check_config(cfg: DictConfig) -> None:
     check_int("dataset.label_noise_seed", cfg.dataset.label_noise_seed, 0)
     check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
     check_cropping(cfg.data.crop_on, cfg.data.cache, cfg.data.cache_side)
-    instantiate(cfg.loss, num_classes=2, embedding_dim=1)
+    loss = instantiate(cfg.loss, num_classes=2, embedding_dim=cfg.embedding_dim)
+    for each in make_regularisers(cfg).values():
+        each.check(loss)
     check_learning(**learning(cfg))
     if cfg.optimizer.warmup_epochs >= cfg.trainer.max_epochs:
         raise UsageError(

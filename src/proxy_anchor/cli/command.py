@@ -15,24 +15,32 @@ CONF = str(next(each for each in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf
 COMMANDS = next(each for each in (_PACKAGE / "commands", _PACKAGE.parent) if (each / "train.py").is_file())
 
 
+def entries() -> dict[str, Path]:
+    """{name: file} of the commands."""
+    return {file.stem: file for file in sorted(COMMANDS.glob("*.py"))}
+
+
 def main() -> None:
     """Run the entry that the first argument names; without one, list them."""
-    known = {file.stem: file for file in sorted(COMMANDS.glob("*.py"))}
+    known = entries()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
         print("proxy-anchor NAME key=value ...   (proxy-anchor NAME --help lists its keys)\n")
         for each, file in known.items():
             print(f"  {each:<10}{_summary(file)}")
     elif name not in known:
-        print(
-            f"error: {name} is no command; choose one of: {', '.join(known)}.{did_you_mean(name, known)}",
-            file=sys.stderr,
-        )
+        print(f"error: {unknown(name)}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     else:
         sys.argv = [str(known[name]), *sys.argv[2:]]
         sys.path.insert(0, str(COMMANDS))  # entries import each other
         runpy.run_path(str(known[name]), run_name="__main__")
+
+
+def unknown(name: str) -> str:
+    """The error for a name that is no command."""
+    known = entries()
+    return f"{name} is no command; choose one of: {', '.join(known)}.{did_you_mean(name, known)}"
 
 
 def _summary(file: Path) -> str:

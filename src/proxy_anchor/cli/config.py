@@ -29,7 +29,7 @@ _CPU_BATCH = 32  # images; at 224 pixels EfficientNet-Lite0 takes 4.3 GiB for th
 # Of a GPU's memory, for an image of 224 x 224 pixels. EfficientNet-Lite0 takes 0.085 in float32 (15.4 GiB for 180, in
 # docs/results/cars_half/seed5.json); the rest is room for other networks and for cached images.
 _GPU_GIB = 0.12
-GROUP_KEYS = ("proxy_lr_mult", "warmup_epochs")  # keys of `optimizer` that are not arguments of torch's class
+GROUP_KEYS = ("proxy_lr_mult", "warmup_epochs", "layer_decay")  # keys of `optimizer` that torch's class does not take
 
 
 def absolute(path: str) -> str:
@@ -230,6 +230,28 @@ def learning(cfg: DictConfig) -> dict[str, Any]:
         "scheduler": instantiate(cfg.scheduler, _partial_=True),
         **{key: cfg.optimizer[key] for key in GROUP_KEYS},
     }
+
+
+def make_regularisers(cfg: DictConfig) -> dict[str, Any]:
+    """{name: regulariser} of the group `regulariser`. Raises UsageError for anything else."""
+    from hydra.utils import instantiate
+
+    from proxy_anchor.losses.regulariser import Regulariser
+
+    found = {str(name): instantiate(each) for name, each in cfg.regulariser.items()}
+    for name, each in found.items():
+        if not isinstance(each, Regulariser):
+            raise UsageError(
+                f"regulariser.{name}: expected a proxy_anchor.losses.regulariser.Regulariser by its _target_, received "
+                f"{type(each).__name__}."
+            )
+    return found
+
+
+def nested_dims(cfg: DictConfig) -> list[int]:
+    """Numbers of leading dimensions that a regulariser trains as embeddings of their own."""
+    regularisers = (cfg.get("regulariser") or {}).values()  # a checkpoint may be older than this key
+    return sorted({dim for each in regularisers for dim in each.get("dims", ())})
 
 
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:

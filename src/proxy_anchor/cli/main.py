@@ -154,7 +154,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         end_with_parent()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra would print errors itself
     register_plugins()
-    _quieten()
+    quieten()
     keep_freed_memory()
     if rank() > 0:  # only the first rank prints
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
@@ -252,7 +252,7 @@ def _is_wanted(record: logging.LogRecord) -> bool:
     return record.levelno > logging.INFO or "Profiler Report" in record.getMessage()  # of trainer.profiler
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """Silence Lightning's start-up lines and its warnings about how this package uses a run folder."""
     # The packages set the levels of their own root loggers when they are imported, later than this.
     for name in (
@@ -269,6 +269,7 @@ def _quieten() -> None:
         r"Loading `train_dataloader` to estimate",
         r"The number of training batches .* is smaller than the logging interval",
         r"The '\w+_dataloader' does not have many workers",
+        r"IProgress not found",  # of tqdm.auto, in a notebook without ipywidgets
         r"It is recommended to use `self\.log\(.*sync_dist=True",  # what is logged is the same on every process
     ):
         warnings.filterwarnings("ignore", message=text)

@@ -20,8 +20,8 @@ import pandas as pd
 from PIL import Image
 from tqdm import tqdm
 
-from proxy_anchor.data.images import open_image, to_rgb
-from proxy_anchor.data.table import Splits, shorten
+from proxy_anchor.data.images import cut, open_image, to_rgb, upright
+from proxy_anchor.data.table import Splits, shorten, split_box
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int, reason_of
 from proxy_anchor.utils import write_text
 
@@ -34,13 +34,21 @@ ODD = {
     "mode": "not stored as RGB; converted on reading, alpha over white",
     "small": f"a side is shorter than {_MIN_SIDE} pixels",
 }
+NEAR = {
+    "leak": "nearly the same image in another split",
+    "near": "nearly the same image twice",
+    "label": "the neighbours are of another class",
+}
 _SAME_FORMAT = {"MPO": "JPEG"}  # many cameras write a JPEG followed by further images as MPO
+
+
+Entry = tuple[Path, str, str]  # path, table, class
 
 
 class Finding(NamedTuple):
     """A finding about one image.
 
-    kind: one of BAD or a key of ODD. table: train, query, gallery or validation.
+    kind: one of BAD or a key of ODD or NEAR. table: train, query, gallery or validation.
     """
 
     kind: str
@@ -58,11 +66,7 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
     """
     if num_workers is not None:
         check_int("num_workers", num_workers, 1)
-    entries = [
-        (path, name, table.classes[label])
-        for name, table in splits.tables.items()
-        for path, label in zip(table.paths, table.labels.tolist(), strict=True)
-    ]
+    entries = entries_of(splits)
     paths = list(dict.fromkeys(path for path, *_ in entries))
     with warnings.catch_warnings(), ThreadPoolExecutor(num_workers) as pool:
         warnings.simplefilter("ignore")  # Pillow's warnings about odd files, which are findings here
@@ -84,8 +88,18 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
     return sorted(findings, key=lambda finding: order.index(finding.kind))  # stable: table order within a kind
 
 
+def entries_of(splits: Splits) -> list[Entry]:
+    """Every image, in table order."""
+    return [
+        (path, name, table.classes[label])
+        for name, table in splits.tables.items()
+        for path, label in zip(table.paths, table.labels.tolist(), strict=True)
+    ]
+
+
 def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
-    """([(kind, detail)], SHA-256 of the file, or "" for a bad image)."""
+    """([(kind, detail)], key of the content, or "" for a bad image)."""
+    path, box = split_box(path)
     if not os.path.isfile(path):  # unlike Path.is_file, never raises
         return [("missing", "not a file" if os.path.exists(path) else "")], ""
     if not os.path.getsize(path):
@@ -95,8 +109,8 @@ def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         with open_image(path) as image:
             image.load()
-            to_rgb(image)
-            return list(_oddities(image, path)), digest
+            to_rgb(cut(upright(image), box))
+            return list(_oddities(image, path)), f"{digest} {box}"  # objects of one file are different images
     except (OSError, UnreadableImage) as error:
         return [("corrupt", reason_of(error.__cause__ or error))], ""
 

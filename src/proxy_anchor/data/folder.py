@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from proxy_anchor.data.files import counted_suffixes, image_suffixes, images_below, is_hidden
+from proxy_anchor.data.files import (
+    class_folders,
+    counted_suffixes,
+    find_images,
+    image_suffixes,
+    images_below,
+    is_hidden,
+)
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
 from proxy_anchor.errors import UsageError, check_int, check_number, counted, did_you_mean, reason_of
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
 _ROLES = ("query", "gallery")
-_COLUMNS = ("path", "label", "split", "role")
-_HEADER = "path,label[,split][,role]"
+_BOX = ("x", "y", "w", "h")
+_COLUMNS = ("path", "label", "split", "role", *_BOX)
+_HEADER = "path,label[,split][,role][,x,y,w,h]"
 
 Row = tuple[Path, str]
 
@@ -36,8 +45,8 @@ def load_folder(
     Args:
         root: a folder with one sub-folder of images per class, or with `train` and `test` folders of such sub-folders.
             With `csv_file`: the base of relative paths in the list (default: the folder of the list).
-        csv_file: a table with the columns path, label and, optionally, split (train or test) and role (query or
-            gallery, for test images).
+        csv_file: a table with the columns path, label and, optionally, split (train or test), role (query or gallery,
+            for test images), and x, y, w, h: the box in pixels of the upright image to which it is cropped.
         test_fraction: without a given split, the share of the *classes* that is searched, at least two; at least two
             classes train, and no class is on both sides. None is one half; 1 searches all classes and trains on none.
         split_seed: seed of the choice of classes.
@@ -105,14 +114,33 @@ def _rows_of_classes(root: Path, left_out: Counter[str]) -> list[Row]:
     return rows
 
 
-def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> Splits:
-    groups: dict[str, list[Row]] = {"": [], "train": [], "query": [], "gallery": []}
+def list_images(place: Path | str) -> tuple[list[Path], list[str | None]]:
+    """Images of a folder or a CSV list with their classes, None for unknown; a list's splits are ignored.
+
+    Raises UsageError as `find_images` and `load_folder` do.
+    """
+    place = Path(place)
+    if place.suffix.lower() == ".csv" and place.is_file():
+        rows = [row for _, row in _csv_rows(place, place.parent)]
+        return [path for path, _ in rows], [label for _, label in rows]
+    paths = find_images(place)
+    return paths, class_folders(paths, place)
+
+
+def _csv_rows(file: Path, base: Path) -> Iterator[tuple[str, Row]]:
+    """(train, query, gallery or "", (path, class)) of each line."""
     for line, values in _read_list(file).iterrows():
         where = f"{file}, line {line}"
         if not values["path"] or not values["label"]:
             raise UsageError(f"{where}: path or label is empty; fill it in or remove the line.")
         group = _group_of(values.get("split", "").lower(), values.get("role", "").lower(), where)
-        groups[group].append((base / values["path"], values["label"]))
+        yield group, (base / f"{values['path']}{_box(values, where)}", values["label"])
+
+
+def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> Splits:
+    groups: dict[str, list[Row]] = {"": [], "train": [], "query": [], "gallery": []}
+    for group, row in _csv_rows(file, base):
+        groups[group].append(row)
     rows = [row for group in groups.values() for row in group]
     if not rows:
         raise UsageError(f"{file} lists no images.")
@@ -128,6 +156,22 @@ def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> 
             )
         return _split_classes(rows, test_fraction, split_seed, file.stem)
     return _make_splits(groups["train"], groups["query"], groups["gallery"] or None, file.stem)
+
+
+def _box(values: pd.Series, where: str) -> str:
+    """The box of a line, as `split_box` reads it; "" without one."""
+    given = [values.get(name, "") for name in _BOX]
+    if not any(given):
+        return ""
+    try:
+        x, y, width, height = (round(float(each)) for each in given)
+    except (ValueError, OverflowError):
+        x = y = width = height = -1
+    if min(x, y) < 0 or min(width, height) < 1:
+        raise UsageError(
+            f"{where}: the box x,y,w,h is {','.join(given)}; expected pixels, w and h at least 1, or nothing."
+        )
+    return f"#xywh={x},{y},{width},{height}"
 
 
 def _read_list(file: Path) -> pd.DataFrame:

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, open_image, read_rgb, upright_size
-from proxy_anchor.data.table import ImageTable
+from proxy_anchor.data.table import ImageTable, split_box
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int
 
 _IMAGES_PER_TASK = 32  # images that a worker decodes before it returns them
@@ -86,7 +86,10 @@ def _read(
 
 
 def _kept_size(form: Form, path: Path) -> tuple[int, int]:
-    with open_image(path) as image:
+    file, box = split_box(path)
+    if box is not None:
+        return form.size(box[3], box[2])
+    with open_image(file) as image:
         return form.size(*upright_size(image))
 
 
@@ -205,7 +208,7 @@ def _fingerprints(table: ImageTable, form: Form) -> tuple[str, str]:
     # Earlier versions kept images without their EXIF orientation.
     paths, content = hashlib.sha256(repr(form).encode()), hashlib.sha256(b"upright")
     for path in table.paths:
-        status = os.stat(path)
+        status = os.stat(split_box(path)[0])
         paths.update(os.fsencode(path.resolve()) + b"\0")
         content.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
     return paths.hexdigest()[:12], content.hexdigest()[:12]

@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from proxy_anchor.data.table import ImageTable
+from proxy_anchor.data.table import Box, ImageTable, split_box
 from proxy_anchor.errors import UnreadableImage, UsageError, counted, reason_of
 from proxy_anchor.utils import available_cpus
 
@@ -76,22 +76,33 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def cut(image: Image.Image, box: Box | None) -> Image.Image:
+    """The part in a box, see `split_box`; ValueError for a box that is not inside the image."""
+    if box is None:
+        return image
+    x, y, width, height = box
+    if not (width and height and x + width <= image.width and y + height <= image.height):
+        raise ValueError(f"box {x},{y},{width},{height} is not inside its {image.width} x {image.height} pixels")
+    return image.crop((x, y, x + width, y + height))
+
+
 def read_rgb(
     source: Path | io.BytesIO, *, max_pixels: int | None = None, formats: tuple[str, ...] | None = None
 ) -> Image.Image:
-    """Decode an image file to an RGB image.
+    """Decode an image file, or an object in it, to an RGB image.
 
-    An EXIF orientation is applied.
+    An EXIF orientation is applied, then the box (see `split_box`).
     max_pixels, formats: largest width x height and Pillow's names of accepted formats; both are checked on the header,
     before anything is decoded.
     Raises UnreadableImage for a file that is missing, empty, truncated or not an image, UsageError above max_pixels.
     """
-    with open_image(source, formats) as image:
+    file, box = split_box(source) if isinstance(source, Path) else (source, None)
+    with open_image(file, formats) as image:
         if max_pixels is not None and image.width * image.height > max_pixels:
             raise UsageError(
                 f"the image has {image.width} x {image.height} pixels; at most {max_pixels:,} are accepted."
             )
-        return to_rgb(upright(image))
+        return to_rgb(cut(upright(image), box))
 
 
 @contextmanager
@@ -215,7 +226,7 @@ def input_key(image: ImageInput) -> str:
     """
     if isinstance(image, (str, Path)):
         try:
-            status = Path(image).stat()
+            status = split_box(Path(image))[0].stat()
         except (OSError, ValueError):
             return f"missing {image}"
         return f"{status.st_size} {status.st_mtime_ns} {Path(image).absolute()}"

@@ -21,11 +21,25 @@ def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part], name
 
 
+_BOX = re.compile(r"#xywh=(\d+),(\d+),(\d+),(\d+)$")
+Box = tuple[int, ...]  # x, y, width, height in pixels
+
+
+def split_box(path: Path) -> tuple[Path, Box | None]:
+    """File and box of an object: `a.jpg#xywh=160,120,320,240`, a media fragment of the W3C, is a part of a.jpg.
+
+    The box is in pixels of the upright image, from its upper left corner.
+    """
+    found = _BOX.search(path.name)
+    return (path.with_name(path.name[: found.start()]), tuple(map(int, found.groups()))) if found else (path, None)
+
+
 @dataclass(frozen=True, eq=False)
 class ImageTable:
-    """N image files and their classes.
+    """N images and their classes.
 
-    paths: N files. labels: (N,) int64 in [0, C), an index into `classes`. classes: C names, in label order.
+    paths: N files, or objects in files, see `split_box`. labels: (N,) int64 in [0, C), an index into `classes`.
+    classes: C names, in label order.
     """
 
     paths: tuple[Path, ...]
@@ -142,7 +156,7 @@ def missing_or_empty(paths: Sequence[Path]) -> list[str]:
     bad = []
     for path in paths:
         try:
-            status = path.stat()
+            status = split_box(path)[0].stat()
         except (OSError, ValueError):  # ValueError: no file can have this name
             bad.append(f"{path} (missing)")
         else:
@@ -242,7 +256,8 @@ def data_fingerprint(splits: Splits) -> dict[str, str]:
     for name, table in splits.tables.items():
         digest = hashlib.sha256()
         for path, label in zip(table.paths, table.labels.tolist(), strict=True):
-            size = os.stat(path).st_size if os.path.exists(path) else -1
+            file = split_box(path)[0]
+            size = os.stat(file).st_size if os.path.exists(file) else -1
             digest.update(os.fsencode(f"{path.parent.name}/{path.name}") + f"\0{label} {size}\n".encode())
         found[name] = f"{len(table)} images of {table.num_classes} classes, {digest.hexdigest()[:12]}"
     return found

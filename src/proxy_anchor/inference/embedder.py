@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from tqdm import tqdm
 
 from proxy_anchor.data.images import ImageInput, InputImages, collate_readable, fit_workers, input_key
 from proxy_anchor.errors import UsageError, check_choice, check_int
-from proxy_anchor.inference.checkpoint import TrainedNet
+from proxy_anchor.models.embedding_net import EmbeddingNet
 
 SHARD_IMAGES = 4096  # per file of a resumable run
 _FEW_IMAGES = 64  # starting worker processes takes longer than decoding so few
@@ -63,7 +65,7 @@ class Embedder:
     """Embeds images with a trained network.
 
     Args:
-        trained: network and preprocessing.
+        net: is copied, so that its training may go on; its `prepare` makes images pixels.
         device: None takes the GPU if there is one.
         batch_size: images per step.
         num_workers: decoding processes; None takes this process's cores, at most 16.
@@ -75,7 +77,7 @@ class Embedder:
 
     def __init__(
         self,
-        trained: TrainedNet,
+        net: EmbeddingNet,
         *,
         device: str | torch.device | None = None,
         batch_size: int = 64,
@@ -86,17 +88,21 @@ class Embedder:
         if num_workers is not None:
             check_int("num_workers", num_workers, 0)
         check_choice("precision", precision, ["32", "bf16"])
-        self.trained = trained
         self.device = choose_device(device)
         self.batch_size, self.precision = batch_size, precision
         self.num_workers = num_workers
         # Convolutions are faster on channels-last images, on CPUs and GPUs.
-        self.net = trained.net.to(self.device).to(memory_format=torch.channels_last).eval()
+        self.net = copy.deepcopy(net).to(self.device).to(memory_format=torch.channels_last).eval()
 
     @property
     def embedding_dim(self) -> int:
         """D."""
         return self.net.config["embedding_dim"]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `SharedNet.fingerprint`."""
+        return self.net.fingerprint()
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
@@ -124,7 +130,7 @@ class Embedder:
         store = None
         if shards is not None:
             keys = [input_key(image) for image in images]
-            store = _Shards(Path(shards) / f"{self.trained.fingerprint}-{self.precision}", keys)
+            store = _Shards(Path(shards) / f"{self.fingerprint}-{self.precision}", keys)
             for row, embedding in store.read().items():
                 table[row], done[row] = embedding, True
         todo = np.flatnonzero(~done).tolist()
@@ -149,11 +155,11 @@ class Embedder:
         return Embedded(rows, whole, skipped, reused)
 
     def _batches(self, images: Sequence[ImageInput], todo: Sequence[int]) -> Iterator[_Batch]:
-        batches = [(self.batch_size * 3 * self.trained.prepare.crop**2, -(-len(todo) // self.batch_size))]
+        batches = [(self.batch_size * 3 * self.net.prepare.crop**2, -(-len(todo) // self.batch_size))]
         few = len(todo) <= _FEW_IMAGES
         num_workers = 0 if few else fit_workers(self.num_workers, batches, "embed.num_workers")
         loader = DataLoader(
-            InputImages([images[row] for row in todo], self.trained.prepare),
+            InputImages([images[row] for row in todo], self.net.prepare),
             batch_size=self.batch_size,
             num_workers=num_workers,
             collate_fn=collate_readable,

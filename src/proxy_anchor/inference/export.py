@@ -19,32 +19,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxy_anchor.errors import UsageError, check_choice, reason_of
-from proxy_anchor.inference.checkpoint import (
-    CARD_FILE,
-    CONFIG_FILE,
-    EXPORT_FORMAT,
-    WEIGHTS_FILE,
-    TrainedNet,
-    load_trained,
-    written_whole,
-)
+from proxy_anchor.inference.checkpoint import written_whole
 from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.models.hub import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, write_config, write_tensors
 
 TOLERANCE = 1e-4  # largest difference of an entry of a unit vector
-ONNX_FILE, HEAD_FILE = "model.onnx", "head.safetensors"
+ONNX_FILE, PT2_FILE, HEAD_FILE = "model.onnx", "model.pt2", "head.safetensors"
 _BATCHES = (1, 3)  # sizes of the comparison: other ones than the exported 2
 
 
-def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
+def export(net: EmbeddingNet, format: str, folder: Path | str) -> float:
     """Write `folder` and return the largest difference between its embeddings and the network's.
 
     Every folder holds config.json, with what prepares an image, and the model card where the run has one.
 
     Args:
-        trained: network and preprocessing.
+        net: is copied, so that its training may go on.
         format: "onnx": model.onnx, from uint8 pixels (B, 3, crop, crop) named "images" to unit vectors (B, D) named
-            "embeddings", normalisation inside. "safetensors": model.safetensors, all tensors, for
-            `Retriever.from_pretrained`. "timm": the backbone for `timm.create_model("local-dir:FOLDER",
+            "embeddings", normalisation inside. "pt2": model.pt2, the same for `torch.export.load`. "safetensors": see
+            `EmbeddingNet.save_pretrained`. "timm": the backbone for `timm.create_model("local-dir:FOLDER",
             pretrained=True)`, and the head in a file of its own.
         folder: new or empty folder.
 
@@ -52,78 +45,87 @@ def export(trained: TrainedNet, format: str, folder: Path | str) -> float:
         UsageError: when the folder holds something, a package is missing, or the difference exceeds TOLERANCE: then
             nothing is left behind.
     """
+    if format == "torchscript":
+        raise UsageError("format=torchscript: PyTorch no longer develops TorchScript; use format=pt2.")
     check_choice("format", format, FORMATS)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"output={folder} already holds something: choose another folder, or remove it.")
     write, read = FORMATS[format]
-    config = {"format": EXPORT_FORMAT, "library_name": "proxy_anchor", "fingerprint": trained.fingerprint}
+    net = copy.deepcopy(net).cpu().eval()
     with written_whole(folder) as aside:
-        (aside / CONFIG_FILE).write_text(json.dumps(config | trained.describe(), indent=2) + "\n", encoding="utf-8")
+        write_config(aside / CONFIG_FILE, net.describe())
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the exporters' notices about their own future
-            write(trained, aside)
-            difference = _difference(trained, read(aside))
+            write(net, aside)
+            difference = _difference(net, read(aside))
         if not difference <= TOLERANCE:  # NaN is not
             raise UsageError(
                 f"format={format}: embeddings differ from the checkpoint's by {difference:.1e}, more than "
                 f"{TOLERANCE:.0e}; nothing was written. Another version of the exporting package may do better."
             )
-        card = trained.path.parent / CARD_FILE if trained.path.is_file() else trained.path / CARD_FILE
-        if card.is_file():
-            text = card.read_text(encoding="utf-8")
-            if format != "safetensors":  # its example opens a run or that format
-                text = re.sub(r"```python\n.*?\n```\n\n", "", text, count=1, flags=re.DOTALL)
-            (aside / CARD_FILE).write_text(text, encoding="utf-8")
-        mode = (aside / CONFIG_FILE).stat().st_mode & 0o777
-        for file in aside.iterdir():
-            file.chmod(mode)  # safetensors writes for the owner alone
+        if net.card and format != "safetensors":  # without its example, which opens a run or that format
+            card = re.sub(r"```python\n.*?\n```\n\n", "", net.card, count=1, flags=re.DOTALL)
+            (aside / CARD_FILE).write_text(card, encoding="utf-8")
     return difference
 
 
-def _pixels(trained: TrainedNet, batch: int) -> Tensor:
+def _pixels(net: EmbeddingNet, batch: int) -> Tensor:
     """Random images (B, 3, crop, crop): coarse blocks with noise."""
     generator = torch.Generator().manual_seed(batch)
-    crop = trained.prepare.crop
+    crop = net.prepare.crop
     blocks = F.interpolate(torch.rand(batch, 3, 4, 4, generator=generator), (crop, crop), mode="bilinear")
     noise = torch.rand(batch, 3, crop, crop, generator=generator)
     return ((0.8 * blocks + 0.2 * noise) * 255).to(torch.uint8)
 
 
-def _difference(trained: TrainedNet, embed: Callable[[Tensor], Tensor]) -> float:
-    batches = [_pixels(trained, batch) for batch in _BATCHES]
-    expected, found = (torch.cat([net(pixels) for pixels in batches]) for net in (trained.net, embed))
+def _difference(net: EmbeddingNet, embed: Callable[[Tensor], Tensor]) -> float:
+    batches = [_pixels(net, batch) for batch in _BATCHES]
+    expected, found = (torch.cat([run(pixels) for pixels in batches]) for run in (net, embed))
     return (found - expected).abs().max().item()  # NaN, if there is one
 
 
-def _write_onnx(trained: TrainedNet, folder: Path) -> None:
+def _traced(net: EmbeddingNet, format: str) -> torch.export.ExportedProgram:
+    """The network as a graph for any batch size; UsageError where torch cannot trace it."""
+    try:
+        return torch.export.export(net, (_pixels(net, 2),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    except Exception as error:  # of any type
+        raise _inexpressible(net, format, error) from error
+
+
+def _inexpressible(net: EmbeddingNet, format: str, error: BaseException) -> UsageError:
+    while error.__cause__ is not None:  # the first cause says why
+        error = error.__cause__
+    return UsageError(
+        f"format={format}: torch cannot convert {net.config['backbone']} ({reason_of(error)[:300]}): use "
+        "format=safetensors or format=timm."
+    )
+
+
+def _write_pt2(net: EmbeddingNet, folder: Path) -> None:
+    torch.export.save(_traced(net, "pt2"), folder / PT2_FILE)
+
+
+def _read_pt2(folder: Path) -> Callable[[Tensor], Tensor]:
+    return torch.export.load(folder / PT2_FILE).module()
+
+
+def _write_onnx(net: EmbeddingNet, folder: Path) -> None:
     if missing := [each for each in ("onnx", "onnxscript", "onnxruntime") if find_spec(each) is None]:
         raise UsageError(f"format=onnx needs {', '.join(missing)}: pip install -e '.[export]'.")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    net = copy.deepcopy(trained.net)
     for module in net.modules():
         if hasattr(module, "fused_attn"):  # in plain products: ONNX has it for four dimensions only (Hiera has five)
             module.fused_attn = False  # type: ignore[assignment]
+    traced = _traced(net, "onnx")
     try:
         program = torch.onnx.export(
-            net,
-            (_pixels(trained, 2),),
-            dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-            input_names=["images"],
-            output_names=["embeddings"],
-            verbose=False,
+            traced, dynamo=True, input_names=["images"], output_names=["embeddings"], verbose=False
         )
-    except Exception as error:  # of torch.export or of the conversion; the first cause says why
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise UsageError(
-            f"format=onnx: torch cannot convert {net.config['backbone']} ({reason_of(cause)[:300]}): use "
-            "format=safetensors or format=timm."
-        ) from error
+    except Exception as error:  # of any type
+        raise _inexpressible(net, "onnx", error) from error
     assert program is not None
-    images = trained.describe()["images"]
+    images = net.describe()["images"]
     program.model.metadata_props.update({key: str(value) for key, value in images.items()})
     program.save(folder / ONNX_FILE)
 
@@ -135,36 +137,20 @@ def _read_onnx(folder: Path) -> Callable[[Tensor], Tensor]:
     return lambda pixels: torch.from_numpy(session.run(["embeddings"], {"images": pixels.numpy()})[0])
 
 
-def _save(module: nn.Module, file: Path) -> None:
-    from safetensors.torch import save_file
-
-    # Copies: safetensors refuses tensors that share memory (as in CoaT), and channels-last ones.
-    tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in module.state_dict().items()}
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
-def _write_safetensors(trained: TrainedNet, folder: Path) -> None:
-    _save(trained.net, folder / WEIGHTS_FILE)
-
-
-def _read_safetensors(folder: Path) -> Callable[[Tensor], Tensor]:
-    return load_trained(folder).net
-
-
-def _write_timm(trained: TrainedNet, folder: Path) -> None:
-    net, crop = trained.net, trained.prepare.crop
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+def _write_timm(net: EmbeddingNet, folder: Path) -> None:
+    crop = net.prepare.crop
+    config = net.describe()
     config["pretrained_cfg"] = {
         "input_size": (3, crop, crop),
         "interpolation": "bilinear",
-        "crop_pct": crop / trained.prepare.resize,
+        "crop_pct": crop / net.prepare.resize,
         "crop_mode": "center",
         "mean": net.config["mean"],
         "std": net.config["std"],
     }
-    _save(net.backbone, folder / WEIGHTS_FILE)
+    write_tensors(folder / WEIGHTS_FILE, net.backbone)
     save_config_for_hf(net.backbone, str(folder / CONFIG_FILE), model_config=config)
-    _save(net.head, folder / HEAD_FILE)
+    write_tensors(folder / HEAD_FILE, net.head)
 
 
 def _read_timm(folder: Path) -> Callable[[Tensor], Tensor]:
@@ -178,8 +164,9 @@ def _read_timm(folder: Path) -> Callable[[Tensor], Tensor]:
     return net
 
 
-FORMATS: dict[str, tuple[Callable[[TrainedNet, Path], None], Callable[[Path], Callable[[Tensor], Tensor]]]] = {
+FORMATS: dict[str, tuple[Callable[[EmbeddingNet, Path], Any], Callable[[Path], Callable[[Tensor], Tensor]]]] = {
     "onnx": (_write_onnx, _read_onnx),
-    "safetensors": (_write_safetensors, _read_safetensors),
+    "pt2": (_write_pt2, _read_pt2),
+    "safetensors": (EmbeddingNet.save_pretrained, EmbeddingNet.from_pretrained),
     "timm": (_write_timm, _read_timm),
 }

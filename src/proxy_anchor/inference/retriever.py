@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxy_anchor.data.files import class_folders, find_images
+from proxy_anchor.data.folder import list_images
 from proxy_anchor.data.images import ImageInput, input_key, make_thumbnail, read_rgb
 from proxy_anchor.data.table import shorten
 from proxy_anchor.errors import UsageError, check_choice
-from proxy_anchor.inference.checkpoint import TrainedNet, load_trained, written_whole
+from proxy_anchor.inference.checkpoint import load_trained, written_whole
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.hits import Hit
 from proxy_anchor.inference.index import VectorIndex
+from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.retrieval.reranking import RERANKINGS, rerank
 from proxy_anchor.retrieval.rows import check_k
 from proxy_anchor.retrieval.threshold import Threshold, calibrate_threshold
@@ -49,7 +50,7 @@ class Retriever:
             print(hit.similarity, hit.label, hit.name)
 
     Args:
-        trained: network and preprocessing, see `load_trained`.
+        net: any network; see `Embedder`.
         kind: see `VectorIndex`.
         engine: of exact search, see `resolve_engine`.
         embedding: device, batch_size, num_workers, precision; see `Embedder`.
@@ -60,14 +61,14 @@ class Retriever:
         threshold: set by `calibrate`, saved with the index.
     """
 
-    def __init__(self, trained: TrainedNet, *, kind: str = "exact", engine: str = "auto", **embedding: Any) -> None:
-        self.embedder = Embedder(trained, **embedding)
+    def __init__(self, net: EmbeddingNet, *, kind: str = "exact", engine: str = "auto", **embedding: Any) -> None:
+        self.embedder = Embedder(net, **embedding)
         self.kind, self.engine = kind, engine
         self._clear()
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **options: Any) -> Retriever:
-        """From a checkpoint, a run folder, or a folder that `export.py format=safetensors` wrote.
+        """From a checkpoint, a run folder, a folder of `EmbeddingNet.save_pretrained`, or user/name on the hub.
 
         options: the arguments of the class.
         """
@@ -125,7 +126,8 @@ class Retriever:
         """Add images to the gallery; one of the same name is replaced.
 
         Args:
-            images: a folder, whose sub-folders are the labels where every image is in one; or a sequence.
+            images: a folder, whose sub-folders are the labels where every image is in one; a CSV list, see
+                `load_folder`; or a sequence.
             labels: (N,) classes, None for unknown.
             names: (N,) different names for images that are not paths.
             shards: folder for finished parts of an interrupted call, see `Embedder.embed`.
@@ -278,7 +280,7 @@ class Retriever:
             raise UsageError(f"{folder} holds something else than an index: choose another folder.")
         content = {
             "format": INDEX_FORMAT,
-            "model": self.embedder.trained.fingerprint,
+            "model": self.embedder.fingerprint,
             "kind": self.kind,
             "next_id": self._next_id,
             "threshold": None if self.threshold is None else asdict(self.threshold),
@@ -300,7 +302,7 @@ class Retriever:
         damaged = UsageError(f"{file} is damaged: build the index again.")
         if not file.is_file():
             raise UsageError(f"{folder} holds no index ({INDEX_FILE} is missing): make one from a gallery first.")
-        own = self.embedder.trained.fingerprint
+        own = self.embedder.fingerprint
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["format"] != INDEX_FORMAT:
@@ -341,5 +343,5 @@ def _as_gallery(
         if len(images) == 0:
             raise UsageError("the gallery is empty: give at least one image.")
         return images, labels
-    paths = find_images(images)
-    return paths, class_folders(paths, images) if labels is None else labels
+    paths, classes = list_images(images)
+    return paths, classes if labels is None else labels

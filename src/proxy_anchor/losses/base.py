@@ -113,6 +113,13 @@ class ProxyLoss(MetricLoss):
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
 
-    def similarities(self, embeddings: Tensor) -> Tensor:
-        """(B, C) cosine similarities of (B, D) embeddings and the proxies."""
-        return unit_length(embeddings) @ unit_length(self.proxies.to(embeddings.dtype)).T
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """`of_similarities` of (B, D) embeddings to the proxies."""
+        return self.of_similarities(unit_length(embeddings) @ unit_length(self.proxies.to(embeddings.dtype)).T, labels)
+
+    def of_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        """The loss, a scalar, of cosine similarities (B, C') to any number of proxies.
+
+        labels: (B,) int64 in [0, C').
+        """
+        raise NotImplementedError

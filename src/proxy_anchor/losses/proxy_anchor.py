@@ -22,7 +22,7 @@ from proxy_anchor.errors import check_number
 from proxy_anchor.losses.base import ProxyLoss
 
 # Excludes a term from a sum of exponentials. With infinity, a class without negatives has a gradient of NaN.
-_EXCLUDED = -1e30
+EXCLUDED = -1e30
 
 
 def proxy_anchor_loss(similarities: Tensor, labels: Tensor, alpha: float, delta: float) -> Tensor:
@@ -38,7 +38,7 @@ def proxy_anchor_loss(similarities: Tensor, labels: Tensor, alpha: float, delta:
     positive = (log_one_plus_sum_exp(pull, dim=1) * share).sum() / share.sum()
 
     # log(1 + sum over negatives of exp(alpha (s + delta))), averaged over all classes; the own class is excluded.
-    push = (alpha * (similarities + delta)).scatter_(1, own, _EXCLUDED)  # (B, C)
+    push = (alpha * (similarities + delta)).scatter_(1, own, EXCLUDED)  # (B, C)
     negative = log_one_plus_sum_exp(push, dim=0).mean()
 
     return positive + negative
@@ -81,9 +81,9 @@ class ProxyAnchorLoss(ProxyLoss):
         super().__init__(num_classes, embedding_dim, check_labels=check_labels)
         self.alpha, self.delta = float(alpha), float(delta)
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def of_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
         """Eq. 4 of Kim et al. 2020: a scalar."""
-        return proxy_anchor_loss(self.similarities(embeddings), labels, self.alpha, self.delta)
+        return proxy_anchor_loss(similarities, labels, self.alpha, self.delta)
 
     def extra_repr(self) -> str:
         """The arguments, for print(module)."""

@@ -49,6 +49,6 @@ class ProxyNCALoss(ProxyLoss):
         check_number("num_classes", num_classes, 2)
         self.scale = float(scale)
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Mean over the batch of (B, D) embeddings with labels (B,)."""
-        return proxy_nca_loss(self.scale * (2 * self.similarities(embeddings) - 2), labels).mean()
+    def of_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        """Mean of Eq. 2 over the batch."""
+        return proxy_nca_loss(self.scale * (2 * similarities - 2), labels).mean()

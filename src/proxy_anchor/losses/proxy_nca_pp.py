@@ -39,6 +39,6 @@ class ProxyNCAPlusPlusLoss(ProxyLoss):
         check_number("loss.temperature", temperature, 0, exclusive=True)
         self.temperature = float(temperature)
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Mean over the batch of (B, D) embeddings with labels (B,)."""
-        return F.cross_entropy((2 * self.similarities(embeddings) - 2) / self.temperature, labels)
+    def of_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        """Mean over the batch."""
+        return F.cross_entropy((2 * similarities - 2) / self.temperature, labels)

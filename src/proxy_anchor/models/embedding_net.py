@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import Permute
 
+from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, reason_of
+from proxy_anchor.models.hub import SharedNet
 from proxy_anchor.models.pooling import POOLINGS
 from proxy_anchor.models.weights import create_pretrained
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-class EmbeddingNet(nn.Module):
+class EmbeddingNet(nn.Module, SharedNet):
     """Maps RGB images to unit vectors.
 
     Images are (B, 3, H, W) in 0-255, uint8 or float; embeddings are (B, D) in float32.
@@ -46,6 +48,11 @@ class EmbeddingNet(nn.Module):
             skipped for an image in training; timm's rates grow with depth. All other random layers of timm (dropout,
             DropBlock) are off.
         mean, std: per RGB channel of pixels in [0, 1]; None uses those that the weights were trained with.
+
+    Attributes:
+        prepare: how `Retriever` and exports prepare an image: the shorter side to image_size x 8/7, then the central
+            square, unless the network was read with another preprocessing, or you assign one.
+        about, card: see `SharedNet`.
 
     Raises UsageError for an unknown backbone, a pooling or drop_path that does not fit it, or weights that cannot be
     loaded.
@@ -71,6 +78,7 @@ class EmbeddingNet(nn.Module):
         check_choice("batch_norm", batch_norm, ["frozen_statistics", "frozen", "train"])
         check_drop_path(drop_path)
         self.batch_norm = batch_norm
+        self.prepare, self.about = CentralCrop(image_size, round(image_size * 8 / 7)), {}
         # Sufficient to rebuild the network for saved weights (see `from_config`).
         self.config: dict[str, Any] = {
             "backbone": backbone,
@@ -127,8 +135,10 @@ class EmbeddingNet(nn.Module):
                 module.eval()
         return self
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, with_features: bool = False) -> Any:
         """RGB images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D) in float32.
+
+        with_features: return (embeddings, pooled features (B, F)).
 
         Raises UsageError for float images that are scaled to [0, 1] or normalised. This check waits for the GPU; uint8
         images are not checked.
@@ -139,7 +149,8 @@ class EmbeddingNet(nn.Module):
         features = self.pool(self.backbone(pixels))  # (B, F)
         # The head and the norm are cheap and determine the ranking, so they always run in full precision.
         with torch.autocast(images.device.type, enabled=False):
-            return F.normalize(self.head(features.to(self.head.weight.dtype)))
+            embeddings = F.normalize(self.head(features.to(self.head.weight.dtype)))
+        return (embeddings, features) if with_features else embeddings
 
 
 def _check_range(images: Tensor) -> None:

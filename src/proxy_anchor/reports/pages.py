@@ -14,6 +14,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from torch import Tensor
 
+from proxy_anchor.data.bad_images import NEAR, Entry, Finding
 from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input, read_rgb
 from proxy_anchor.data.table import Splits
 from proxy_anchor.inference.hits import Hit, vote
@@ -151,3 +152,18 @@ def write_search_page(
         rows.append(tiles)
     threshold = retriever.threshold and retriever.threshold.describe()
     write_text(file, templates().get_template("search.html").render(threshold=threshold, queries=rows))
+
+
+def write_findings_page(file: Path, findings: Sequence[tuple[Finding, Sequence[Entry]]], limit: int = 200) -> None:
+    """A row per finding of `near_findings` with its images; at most `limit` of each kind."""
+    groups = []
+    for kind, meaning in NEAR.items():
+        rows = []
+        chosen = [each for each in findings if each[0].kind == kind]
+        for finding, images in chosen[:limit]:
+            verdict = finding.detail.rpartition("), ")[2]  # without the other image, which is shown
+            tiles = [_tile(path, "", f"{table}: {name}") for path, table, name in images]
+            tiles[0]["lines"].insert(0, verdict)
+            rows.append(tiles)
+        groups.append((kind, meaning, len(chosen), rows))
+    write_text(file, templates().get_template("findings.html").render(groups=groups))

@@ -81,6 +81,7 @@ BEFORE = {
     "dataset.images.hue": 0.0,
     "dataset.images.grayscale": 0.0,
     "backbone.drop_path": 0.0,
+    "optimizer.layer_decay": None,
     "float32_precision": "tf32",
 }
 
@@ -235,9 +236,9 @@ def _data(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) ->
 
 
 def method_name(config: Mapping[str, Any]) -> str:
-    """The loss as the paper's tables print it."""
+    """The loss as the paper's tables print it, and what was added to it: 'Proxy-Anchor + tcm'."""
     name = str(config["loss"]["_target_"]).rpartition(".")[2]
-    return _METHODS.get(name, name.removesuffix("Loss"))
+    return " + ".join([_METHODS.get(name, name.removesuffix("Loss")), *config.get("regulariser", {})])
 
 
 def backbone_name(config: Mapping[str, Any]) -> str:

@@ -25,9 +25,11 @@ class RecallAtK(Metric):
 
     k, engine: as in `recall_at_k`. num_images: number of distinct images (queries plus gallery) that `compute`
     requires, so that a partial pass is never reported as a whole one; None accepts any number.
+    dims: numbers of leading dimensions to search alone, in addition to the whole embeddings.
 
-    `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank. `forward` returns the same for its
-    batch alone, NaN for a K that the batch cannot answer because it has at most K rows, or no query.
+    `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank, and "recall_at_1_dim64" for 64 in
+    `dims`. `forward` returns the same for its batch alone, NaN for a K that the batch cannot answer because it has at
+    most K rows, or no query.
 
     exclude_self: gallery rows of a query's dataset index are that query's own, and never its neighbours; every query
     needs one. Among equal similarities the queries' own rows come before the other gallery rows.
@@ -52,13 +54,14 @@ class RecallAtK(Metric):
         engine: str = "auto",
         exclude_self: bool = False,
         num_images: int | None = None,
+        dims: Iterable[int] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.ks = as_ks(k)
         self.engine = engine
         self.exclude_self = exclude_self
-        self.num_images = num_images
+        self.num_images, self.dims = num_images, list(dims)
         self._batch_alone = False
         resolve_engine(engine, max(self.ks))  # a missing faiss is reported before the first epoch
         for name in ("embeddings", "labels", "indices", "in_gallery"):
@@ -103,10 +106,7 @@ class RecallAtK(Metric):
         Rank 0 searches and broadcasts the result, or its UsageError, which is then raised on every rank.
         """
         recall = self._search_once() if self._is_synced and _several_ranks() else self._search()
-        return {
-            f"recall_at_{k}": torch.tensor(value, dtype=torch.float64, device=self.device)
-            for k, value in recall.items()
-        }
+        return {key: torch.tensor(value, dtype=torch.float64, device=self.device) for key, value in recall.items()}
 
     def gathered_embeddings(self) -> list[Tensor]:
         """Embeddings of all ranks on the CPU, each image once, in dataset order.
@@ -137,7 +137,7 @@ class RecallAtK(Metric):
             self.in_gallery = [torch.empty(0, dtype=torch.bool, device=device)]
         super()._sync_dist(dist_sync_fn, process_group=group)
 
-    def _search_once(self) -> dict[int, float]:
+    def _search_once(self) -> dict[str, float]:
         outcome: list[Any] = [None]
         if torch.distributed.get_rank(self.process_group) == 0:
             try:
@@ -149,7 +149,7 @@ class RecallAtK(Metric):
             raise AgreedError(outcome[0])
         return outcome[0]
 
-    def _search(self) -> dict[int, float]:
+    def _search(self) -> dict[str, float]:
         if not any(map(len, self.embeddings)):
             raise UsageError("RecallAtK: no embeddings were added since the last reset; call update before compute.")
         embeddings, labels = dim_zero_cat(self.embeddings), dim_zero_cat(self.labels)
@@ -164,9 +164,10 @@ class RecallAtK(Metric):
                 f"RecallAtK: {len(queries) + len(found)} distinct images were seen, expected {self.num_images}; the "
                 "pass over the data was partial (limited batches, a sanity check) or the indices are wrong."
             )
-        recall: dict[int, float] = {}
+        parts = {"": embeddings.shape[1]} | {f"_dim{dim}": dim for dim in self.dims}
+        recall = {f"recall_at_{k}{suffix}": math.nan for suffix in parts for k in self.ks}
         if ks:
-            gallery: dict[str, Any] = {}
+            given: dict[str, Any] = {}
             if len(found):
                 if self.exclude_self:  # `recall_at_k` takes the queries' own rows first, in their order
                     own = torch.isin(indices[found], indices[queries])
@@ -176,10 +177,13 @@ class RecallAtK(Metric):
                             "indices: pass one for each, or set it to False for a separate gallery."
                         )
                     found = torch.cat([found[own], found[~own]])
-                gallery = {"gallery": embeddings[found], "gallery_labels": labels[found]}
-                gallery["exclude_self"] = self.exclude_self
-            recall = recall_at_k(embeddings[queries], labels[queries], ks, engine=self.engine, **gallery)
-        return {k: recall.get(k, math.nan) for k in self.ks}
+                given = {"gallery_labels": labels[found], "exclude_self": self.exclude_self}
+            for suffix, dim in parts.items():
+                if len(found):
+                    given["gallery"] = embeddings[found, :dim]
+                values = recall_at_k(embeddings[queries, :dim], labels[queries], ks, engine=self.engine, **given)
+                recall |= {f"recall_at_{k}{suffix}": value for k, value in values.items()}
+        return recall
 
 
 def _several_ranks() -> bool:

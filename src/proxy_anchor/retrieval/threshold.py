@@ -25,6 +25,8 @@ class Threshold:
     wanted_rate: requested false accept rate. false_accept_rate: share of pairs of different classes that are accepted.
     true_accept_rate: share of pairs of one class that are accepted. images_with_false_accept: share of images that
     accept at least one image of another class; it grows with the number of images.
+    opis: how much classes differ in what one threshold does to them, see `operating_point_inconsistency`; None where it
+    was not measured.
     """
 
     similarity: float
@@ -33,6 +35,7 @@ class Threshold:
     true_accept_rate: float
     images_with_false_accept: float
     num_images: int
+    opis: float | None = None
 
     def describe(self) -> str:
         """Describe the threshold in one line."""
@@ -40,7 +43,7 @@ class Threshold:
             f"match threshold {self.similarity:.3f}: accepts {100 * self.false_accept_rate:.3g} % of the pairs of "
             "different "
             f"classes and {100 * self.true_accept_rate:.1f} % of those of one class ({self.num_images:,} labelled "
-            "images)"
+            "images)" + ("" if self.opis is None else f"; inconsistency between classes (OPIS) {self.opis:.3g}")
         )
 
 
@@ -86,4 +89,40 @@ def calibrate_threshold(
         true_accept_rate=(positives >= threshold).double().mean().item(),
         images_with_false_accept=((similarities >= threshold) & ~same).any(1).double().mean().item(),
         num_images=len(unit),
+        opis=operating_point_inconsistency(similarities, classes),
     )
+
+
+def operating_point_inconsistency(
+    similarities: Tensor, classes: Tensor, *, rates: tuple[float, float] = (0.01, 0.1), num_thresholds: int = 101
+) -> float:
+    """OPIS: variance between classes of the utility of one threshold; Zhang et al. 2024.
+
+    "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning". For class i and the distance d of unit
+    vectors, U_i(d) is the harmonic mean of the share of its pairs within d, and the share of the pairs of one image of
+    i with one of another class beyond d. OPIS is the mean over classes and d of (U_i(d) - mean over classes)^2; d runs
+    evenly over where the false accept rate of all pairs lies between `rates`.
+
+    similarities: (N, N) cosines. classes: (N,) integers, at least two classes. Of more than 1,000 images, as many are
+    the other class's. Classes with a single image do not count. In [0, 1/4]; 0 where all classes have the same rates.
+    """
+    distances = (2 - 2 * similarities).clamp_min_(0).sqrt_()
+    some = torch.arange(0, len(classes), -(-len(classes) // 1000), device=classes.device)
+    others, different = distances[:, some], classes[:, None] != classes[some]
+    negatives = others[different]
+    low, high = (negatives.kthvalue(max(1, int(rate * len(negatives)))).values.item() for rate in rates)
+    thresholds = torch.linspace(low, high, num_thresholds, device=distances.device)
+
+    def share_within(values: Tensor) -> Tensor:
+        return torch.searchsorted(values.sort().values, thresholds, right=True).double() / len(values)
+
+    utilities = []
+    for each in classes.unique():
+        rows = (classes == each).nonzero().squeeze(1)
+        if len(rows) < 2:
+            continue
+        own = distances[rows][:, rows]
+        sensitivity = share_within(own[torch.ones_like(own).triu(1) > 0])
+        specificity = 1 - share_within(others[rows][different[rows]])
+        utilities.append(2 * sensitivity * specificity / (sensitivity + specificity).clamp_min(1e-12))
+    return torch.stack(utilities).var(dim=0, correction=0).mean().item()

@@ -102,6 +102,19 @@ def make_loss(checkpoint: Checkpoint) -> nn.Module:
         raise UsageError(f"{checkpoint.path} does not say how its loss is made ({error}): pass loss=...") from error
 
 
+def make_regularisers(checkpoint: Checkpoint) -> dict[str, Any]:
+    """{name: regulariser} that train.py made for this run; none for a config without them.
+
+    Raises UsageError for one that is not of this package.
+    """
+    try:
+        return {name: _make(each) for name, each in checkpoint.metadata["config"].get("regulariser", {}).items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{checkpoint.path} does not say how its regularisers are made ({error}): pass regularisers={{...}}."
+        ) from error
+
+
 def _make(value: Any, **more: Any) -> Any:
     if not isinstance(value, dict):
         return value

@@ -46,8 +46,8 @@ class CompiledNet:
         self._longest = {True: 0, False: 0}  # with and without gradients
         self._net = net if num_evaluated is not None and num_evaluated < MANY_IMAGES else None
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """As the network's own forward."""
+    def __call__(self, images: Tensor, **more: bool) -> Any:
+        """As the network's own forward; `more`, its further arguments, in training alone."""
         training, count = torch.is_grad_enabled(), len(images)
         self._longest[training] = max(self._longest[training], count)
         missing = self._longest[training] - count
@@ -58,7 +58,7 @@ class CompiledNet:
         if self._net is not None and not training:
             return self._net(images)[:count]
         torch.compiler.cudagraph_mark_step_begin()  # the graph may overwrite what it returned before
-        embeddings = self._forward(images)
+        embeddings = self._forward(images, **more)
         # An evaluation keeps its embeddings longer than the graph does.
         return embeddings if training else embeddings[:count].clone()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from proxy_anchor.data.sampling import PKBatches, share_seen
 from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
+from proxy_anchor.losses.regulariser import Regulariser, regularised_loss, wants
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.checkpoint import (
     CHECKPOINT_FORMAT,
@@ -23,6 +26,7 @@ from proxy_anchor.training.checkpoint import (
     load_checkpoint,
     load_embedding_net,
     make_loss,
+    make_regularisers,
 )
 from proxy_anchor.training.compile import CompiledNet, compile_loss
 from proxy_anchor.training.distributed import gather_batch
@@ -46,10 +50,14 @@ class MetricLearner(pl.LightningModule):
     Args:
         net: images (B, 3, H, W) to embeddings (B, D).
         loss: `loss(embeddings, labels)`; its parameters, if any, are the proxies.
+        regularisers: {name: term beside the loss, or what mixes its batch}, see `losses.regulariser`; parameters of
+        theirs train as proxies do.
+        seed: of the random numbers of regularisers, together with epoch and batch.
         optimizer: called with the parameter groups, as `partial(torch.optim.AdamW, lr=1e-4)`; lr is that of backbone
         and head.
         scheduler: called with the optimizer, see `optim.make_scheduler`.
         proxy_lr_mult: the proxies' learning rate over lr (paper: 100).
+        layer_decay: learning rate of each layer of the backbone over that of the next; None: one rate.
         warmup_epochs: first epochs in which only head and proxies move, at full rate; the schedule counts them.
         metadata: plain values saved in every checkpoint (how data and model were made).
         compile: compile the network and the Proxy-Anchor loss (see `training.compile`); `net` and `loss` keep the
@@ -67,30 +75,39 @@ class MetricLearner(pl.LightningModule):
         optimizer: partial[Optimizer] = DEFAULT_OPTIMIZER,
         scheduler: partial[LRScheduler] = DEFAULT_SCHEDULER,
         *,
+        regularisers: Mapping[str, Regulariser] | None = None,
+        seed: int = 0,
         proxy_lr_mult: float = 100.0,
         warmup_epochs: int = 1,
+        layer_decay: float | None = None,
         metadata: dict[str, Any] | None = None,
         compile: bool = False,
         num_evaluated: int | None = None,
     ) -> None:
         super().__init__()
-        check_learning(optimizer, scheduler, proxy_lr_mult=proxy_lr_mult, warmup_epochs=warmup_epochs)
+        groups: dict[str, Any] = {"proxy_lr_mult": proxy_lr_mult, "layer_decay": layer_decay}
+        check_learning(optimizer, scheduler, warmup_epochs=warmup_epochs, **groups)
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.lr, self.proxy_lr_mult, self.warmup_epochs = optimizer.keywords["lr"], proxy_lr_mult, warmup_epochs
-        self.net, self.loss = net, loss
+        self.lr, self.groups, self.warmup_epochs = optimizer.keywords["lr"], groups, warmup_epochs
+        self.net, self.loss, self.seed = net, loss, seed
+        self.regularisers = nn.ModuleDict(dict(regularisers or {}))
+        for each in self.regularisers.values():
+            each.check(loss)  # type: ignore[operator]
+        self.wants_features = any("features" in wants(each) for each in self.regularisers.values())
         if isinstance(loss, MetricLoss):
             loss.check_labels = False  # checked once by the data module; each check waits for the GPU
         self.metadata = metadata or {}
         self.compiled, self.compiled_loss = None, None
         if compile:
             self.compiled = CompiledNet(net.to(memory_format=torch.channels_last), num_evaluated=num_evaluated)
-            if isinstance(loss, ProxyAnchorLoss):  # others look at values on the host
+            mixed = any(each.mix for each in self.regularisers.values())  # the loss is called with other proxies
+            if isinstance(loss, ProxyAnchorLoss) and not mixed:  # other losses look at values on the host
                 self.compiled_loss = compile_loss(loss.forward)
         self._guard, self._loss_finite = FiniteGuard(), torch.tensor(True)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D)."""
-        return self.net(images) if self.compiled is None else self.compiled(images)
+    def forward(self, images: Tensor, **more: bool) -> Any:
+        """Images (B, 3, H, W) in 0-255 to unit-length embeddings (B, D). more: arguments of the network's forward."""
+        return self.net(images, **more) if self.compiled is None else self.compiled(images, **more)
 
     def on_train_epoch_start(self) -> None:
         """Log the share of the training images in this epoch's P x K batches."""
@@ -101,15 +118,39 @@ class MetricLearner(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Images in, embeddings out, loss on the global batch, log."""
         images, labels, *_ = batch
-        loss = self.compute_loss(self(images), labels)
+        embedded = self(images, with_features=True) if self.wants_features else (self(images),)
+        loss = self.compute_loss(embedded[0], labels, *embedded[1:], batch_idx=batch_idx)
         self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
         # Not prog_bar: the trainer would copy it from the GPU, and wait, in every step. See LossBar.
         self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(labels))
         return loss
 
-    def compute_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Loss () of the batches of all processes; embeddings (B, D) and labels (B,) are of this process."""
-        return (self.compiled_loss or self.loss)(*gather_batch(embeddings, labels))
+    def compute_loss(
+        self, embeddings: Tensor, labels: Tensor, features: Tensor | None = None, *, batch_idx: int = 0
+    ) -> Tensor:
+        """Loss () of the batches of all processes; embeddings (B, D) and labels (B,) are of this process.
+
+        features: (B, F), where a regulariser wants them.
+        """
+        if features is not None:
+            features, _ = gather_batch(features, labels)
+        embeddings, labels = gather_batch(embeddings, labels)
+        if not self.regularisers:
+            return (self.compiled_loss or self.loss)(embeddings, labels)
+        terms = regularised_loss(
+            self.loss,
+            self.regularisers,  # type: ignore[arg-type]
+            embeddings,
+            labels,
+            # Not torch's generators, whose states differ between ranks, and after resuming.
+            random=np.random.default_rng([self.seed, self.current_epoch, batch_idx]),
+            features=features,
+            head=self.net.head,
+            compute=self.compiled_loss,
+        )
+        logged = {f"train/{name}_term": term.detach() for name, term in terms.items()}
+        self.log_dict(logged, on_step=False, on_epoch=True, batch_size=len(labels))
+        return torch.stack([*terms.values()]).sum()
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """Embeddings with their dataset indices and labels; a callback gathers and scores them."""
@@ -120,7 +161,8 @@ class MetricLearner(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the groups backbone, head, proxies; prints their learning rates."""
-        groups = make_parameter_groups(self.net, self.loss, lr=self.lr, proxy_lr_mult=self.proxy_lr_mult)
+        learned = nn.ModuleList([self.loss, self.regularisers])
+        groups = make_parameter_groups(self.net, learned, lr=self.lr, **self.groups)
         self.print(f"learning rates: {describe_groups(groups)}")
         # A loss scaler (16-mixed) unscales and inspects gradients itself, which a fused optimizer would repeat.
         fused = self.device.type in ("cuda", "cpu") and str(self.trainer.precision) != "16-mixed"
@@ -175,15 +217,24 @@ class MetricLearner(pl.LightningModule):
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | Path, map_location: Any = None, *, loss: nn.Module | None = None, **arguments: Any
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        *,
+        loss: nn.Module | None = None,
+        regularisers: Mapping[str, Regulariser] | None = None,
+        **arguments: Any,
     ) -> Self:
         """The learner of a checkpoint, with trained network and loss, on the CPU or `map_location`.
 
-        loss: as it was made for training; None: by the config of train.py, see `make_loss`. arguments: see the class.
+        loss, regularisers: as they were made for training; None: by the config of train.py, see `make_loss`.
+        arguments: see the class.
         Raises UsageError for a checkpoint that cannot be read, or whose loss has to be given.
         """
         saved = load_checkpoint(checkpoint_path)
         made = {key: value for key, value in saved.metadata.items() if key not in ("format", "model")}
-        learner = cls(load_embedding_net(saved), loss or make_loss(saved), **{"metadata": made} | arguments)
+        further = make_regularisers(saved) if regularisers is None else regularisers
+        more = {"metadata": made, "regularisers": further, "seed": saved.metadata["config"].get("seed", 0)} | arguments
+        learner = cls(load_embedding_net(saved), loss or make_loss(saved), **more)
         learner.load_state_dict(saved.state)
         return learner.to(map_location or "cpu")

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from timm.optim import param_groups_layer_decay
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
@@ -22,14 +23,20 @@ DEFAULT_SCHEDULER: partial[Any] = partial(StepLR, step_size=10, gamma=0.5)
 
 
 def make_parameter_groups(
-    net: EmbeddingNet, loss: nn.Module, *, lr: float, proxy_lr_mult: float
+    net: EmbeddingNet, loss: nn.Module, *, lr: float, proxy_lr_mult: float, layer_decay: float | None = None
 ) -> list[dict[str, Any]]:
     """Groups backbone, head and (for a loss with learnable tensors) proxies; the last runs at lr x proxy_lr_mult.
 
+    layer_decay: factor of the learning rate from each layer of the backbone to the one before; the groups are then
+    backbone_0 (the first layer), backbone_1, ..., as timm divides the network.
     Every trainable tensor is in exactly one group; tensors that are frozen for good are in none.
     """
+    layers = {"backbone": (list(net.backbone.parameters()), lr)}
+    if layer_decay is not None:
+        found = param_groups_layer_decay(net.backbone, layer_decay=layer_decay, weight_decay_exclude_1d=False)
+        layers = {f"backbone_{n}": (each["params"], lr * each["lr_scale"]) for n, each in enumerate(found)}
     members = {
-        "backbone": (list(net.backbone.parameters()), lr),
+        **layers,
         "head": ([*net.pool.parameters(), *net.head.parameters()], lr),
         "proxies": (list(loss.parameters()), lr * proxy_lr_mult),
     }
@@ -45,12 +52,19 @@ def make_parameter_groups(
 
 
 def check_learning(
-    optimizer: partial[Optimizer], scheduler: partial[LRScheduler], *, proxy_lr_mult: float, warmup_epochs: int
+    optimizer: partial[Optimizer],
+    scheduler: partial[LRScheduler],
+    *,
+    proxy_lr_mult: float,
+    warmup_epochs: int,
+    layer_decay: float | None = None,
 ) -> None:
     """Try optimizer and scheduler on one number. Raises UsageError for an argument that they do not take."""
     check_number("optimizer.lr", optimizer.keywords.get("lr"), 0, exclusive=True)
     check_number("optimizer.proxy_lr_mult", proxy_lr_mult, 0, exclusive=True)
     check_int("optimizer.warmup_epochs", warmup_epochs, 0)
+    if layer_decay is not None:
+        check_number("optimizer.layer_decay", layer_decay, 0, maximum=1, exclusive=True)
     name = f"optimizer={optimizer.func.__name__}"
     try:
         groups = [{"name": name, "params": [nn.Parameter(torch.zeros(1))], "lr": 1.0} for name in ("backbone", "head")]

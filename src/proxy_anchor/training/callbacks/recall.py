@@ -69,6 +69,7 @@ class RecallCallback(pl.Callback):
     Args:
         k: the K of Recall@K. engine: see `proxy_anchor.retrieval.search.resolve_engine`.
         select_on: the set that selects the epoch: "test" as in the paper, or "validation".
+        dims: numbers of leading dimensions whose Recall is logged too, as `<set>/recall_at_<K>_dim<d>`.
         scored: false where evaluations see a part of the images only (Lightning's debug modes): none is scored.
 
     Attributes:
@@ -84,6 +85,7 @@ class RecallCallback(pl.Callback):
         engine: str = "auto",
         select_on: str = "test",
         scored: bool = True,
+        dims: Sequence[int] = (),
     ) -> None:
         ks = [k] if isinstance(k, (int, float, str)) else list(k or ())
         if not ks:
@@ -93,7 +95,7 @@ class RecallCallback(pl.Callback):
         self.k = sorted(set(ks))
         self.engine = engine
         self.select_on = select_on
-        self.scored = scored
+        self.scored, self.dims = scored, dims
         self.metrics: dict[str, RecallAtK] = {"test": RecallAtK(self.k, engine=engine)}
         self.history: list[EpochResult] = []
         self.selected_embeddings: list[Tensor] = []
@@ -153,7 +155,7 @@ class RecallCallback(pl.Callback):
         self.metrics = {}
         for name, (query, gallery) in splits.evaluated.items():
             num_images = len(query) + (0 if gallery is None else len(gallery))
-            self.metrics[name] = RecallAtK(self.k, engine=self.engine, num_images=num_images)
+            self.metrics[name] = RecallAtK(self.k, engine=self.engine, num_images=num_images, dims=self.dims)
             lonely = num_queries_without_positive(query.labels, None if gallery is None else gallery.labels)
             if lonely and not self.history:
                 pl_module.print(

@@ -10,7 +10,7 @@ import torch
 
 from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.training.compile import check_file, check_gradients, recall_check, remember_check, run_once
-from proxy_anchor.training.distributed import gather_objects
+from proxy_anchor.training.distributed import gather_batch, gather_objects
 
 if TYPE_CHECKING:
     from proxy_anchor.training.module import MetricLearner
@@ -79,7 +79,7 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
         shape = len(images), learner.net.config["embedding_dim"]
         embeddings = torch.ones(shape, device=learner.device, requires_grad=True)
         with precision():
-            torch.autograd.grad(learner.compute_loss(embeddings, labels), embeddings)
+            torch.autograd.grad(learner.compiled_loss(*gather_batch(embeddings, labels)), embeddings)
     return (
         f"{when} gradient's cosine with the plain float32 network's is {check.compiled:.4f} "
         f"(the plain network's in this precision {check.plain:.4f})"

@@ -1,0 +1,61 @@
+"""Nearly equal images, and labels that most neighbours contradict, by embedding."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+from proxy_anchor.data.bad_images import NEAR, Entry, Finding, entries_of
+from proxy_anchor.data.table import Splits
+from proxy_anchor.inference.embedder import Embedder
+from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.retrieval.search import search
+
+_NEIGHBOURS, _AGREEING = 10, 7
+
+
+def published_features() -> EmbeddingNet:
+    """EfficientNet-Lite0 with ImageNet weights: its pooled features, of unit length."""
+    net = EmbeddingNet("tf_efficientnet_lite0", 1280, pooling="avg")
+    nn.init.eye_(net.head.weight)
+    return net
+
+
+def near_findings(splits: Splits, embedder: Embedder, similarity: float) -> list[tuple[Finding, list[Entry]]]:
+    """Each finding with the images that it is about, leaks first, then by similarity or number of neighbours.
+
+    "leak" and "near" are pairs of at least that cosine similarity, among the 10 nearest neighbours of each image.
+    "label": at least 7 of the 10 are of one other class than the image's own, which has more images.
+    """
+    entries = entries_of(splits)
+    done = embedder.embed([path for path, *_ in entries])
+    entries = [entries[row] for row in done.rows]  # unreadable images are findings of `check_images`
+    sizes = Counter(name for *_, name in entries)
+    k = min(_NEIGHBOURS, len(entries) - 1)
+    if k < 1:
+        return []
+    values, neighbours = (each.tolist() for each in search(done.embeddings, done.embeddings, k, exclude_self=True))
+    found: list[tuple[float, Finding, list[Entry]]] = []
+    for row, (entry, near) in enumerate(zip(entries, neighbours, strict=True)):
+        path, table, name = entry
+        for value, other in zip(values[row], near, strict=True):
+            if value < similarity:
+                break
+            if other < row and row in neighbours[other]:
+                continue  # the pair is listed already
+            its_path, its_table, its_name = entries[other]
+            same = table == its_table or {table, its_table} == {"query", "gallery"}
+            detail = f"as {its_path} ({its_table}, class {its_name}), similarity {value:.3f}"
+            found.append(
+                (value, Finding("near" if same else "leak", path, table, name, detail), [entry, entries[other]])
+            )
+        names = [entries[other][2] for other in near]
+        (winner, count), *_ = Counter(names).most_common(1)
+        if count >= _AGREEING and winner != name and sizes[name] > 1:
+            detail = f"{count} of {k} neighbours are of class {winner}"
+            found.append(
+                (count, Finding("label", path, table, name, detail), [entry, *(entries[other] for other in near)])
+            )
+    found.sort(key=lambda each: (list(NEAR).index(each[1].kind), -each[0]))
+    return [(finding, images) for _, finding, images in found]

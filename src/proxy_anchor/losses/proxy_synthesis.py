@@ -1,0 +1,55 @@
+"""Proxy Synthesis: Gu et al., AAAI 2021, arXiv 2103.15454.
+
+"Proxy Synthesis: Learning with Synthetic Classes for Deep Metric Learning".
+
+Interpolated embeddings are samples of further classes, whose proxies are interpolated alike. With one lambda ~
+Beta(alpha, alpha) for each batch, x and x' of two classes y and y':
+
+    x~ = lambda x + (1 - lambda) x',    p~ = lambda p_y + (1 - lambda) p_y',    normalised,
+
+mu x B of them, each a class of its own, are appended to the batch and to the proxies; the loss sees all.
+The paper's values: alpha 0.4, mu 1. Its released code pairs each row with the one before and expects that they differ
+in class; here each is paired with the next row of another class.
+Reported on Cars-196 (8 runs): Proxy-NCA 83.3 to 84.2, normalised softmax 83.1 to 84.3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxy_anchor.errors import check_number
+from proxy_anchor.losses.base import unit_length
+from proxy_anchor.losses.regulariser import Regulariser, partners
+
+
+class ProxySynthesis(Regulariser):
+    """Appends synthetic classes to a batch and to the proxies.
+
+    Args:
+        alpha: of the Beta distribution, above 0.
+        mu: synthetic embeddings for each one of the batch, in (0, 1].
+    """
+
+    def __init__(self, alpha: float = 0.4, mu: float = 1.0) -> None:
+        super().__init__()
+        check_number("regulariser.proxy_synthesis.alpha", alpha, 0, exclusive=True)
+        check_number("regulariser.proxy_synthesis.mu", mu, 0, maximum=1, exclusive=True)
+        self.alpha, self.mu = float(alpha), float(mu)
+
+    def mix(
+        self, embeddings: Tensor, labels: Tensor, proxies: Tensor, random: np.random.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(B + mu B, D) embeddings, their labels, and (C + mu B, D) proxies, all of unit length."""
+        share = random.beta(self.alpha, self.alpha)
+        first = torch.arange(int(self.mu * len(labels)), device=labels.device)
+        second = partners(labels)[first]
+        rows, centres = (
+            torch.cat([all_, unit_length(share * all_[one] + (1 - share) * all_[other])])
+            for all_, one, other in (
+                (embeddings, first, second),
+                (proxies, labels[first], labels[second]),
+            )
+        )
+        return rows, torch.cat([labels, len(proxies) + first]), centres

@@ -1,0 +1,152 @@
+"""Networks as folders or repositories of the Hugging Face hub: config.json, model.safetensors, README.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
+from torch import nn
+
+from proxy_anchor.data.augment import CentralCrop
+from proxy_anchor.errors import UsageError, reason_of
+
+FORMAT = 1
+CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+_CARD = """---
+{{ card_data }}
+---
+
+# {{ net.config.backbone }}, {{ net.config.embedding_dim }}-d
+
+An image embedding network: similar images get similar unit vectors (cosine similarity).
+
+```python
+from proxy_anchor import Retriever
+
+retriever = Retriever.from_pretrained("THIS_FOLDER").index("my_pictures")
+print(retriever.search("query.jpg", k=5))
+```
+
+The shorter side of an image is resized to {{ net.prepare.resize }} pixels (bilinear), then the central square of
+{{ net.prepare.crop }} pixels is taken. config.json holds the network, preprocessing and what is known of the training.
+"""
+Self = TypeVar("Self", bound="SharedNet")
+
+
+class SharedNet(
+    ModelHubMixin,
+    library_name="proxy_anchor",
+    pipeline_tag="image-feature-extraction",
+    tags=["metric-learning", "image-retrieval"],
+    model_card_template=_CARD,
+):
+    """`save_pretrained(FOLDER)`, `from_pretrained(FOLDER or "user/name")` and `push_to_hub("user/name")`.
+
+    Attributes:
+        config: the arguments of `from_config`.
+        prepare: how an image becomes pixels (3, crop, crop), as in evaluation.
+        about: what is known of the training, plain types.
+        card: the text of README.md; "" makes a short one.
+    """
+
+    config: dict[str, Any]
+    prepare: CentralCrop
+    about: dict[str, Any]
+    card: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """The content of config.json: network, preprocessing and training data as plain types."""
+        return {
+            "format": FORMAT,
+            "library_name": "proxy_anchor",
+            "model": self.config,
+            "images": {"crop": self.prepare.crop, "resize": self.prepare.resize, "interpolation": "bilinear"},
+            "about": self.about,
+        }
+
+    def fingerprint(self) -> str:
+        """32 hex digits over all tensors and the preprocessing: equal fingerprints mean equal embeddings."""
+        model = {key: value for key, value in self.config.items() if key != "batch_norm"}
+        digest = hashlib.sha256(json.dumps(model, sort_keys=True).encode())
+        digest.update(f"{self.prepare.crop} {self.prepare.resize}".encode())
+        assert isinstance(self, nn.Module)
+        for name, value in sorted(self.state_dict().items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        assert isinstance(self, nn.Module)
+        write_config(save_directory / CONFIG_FILE, self.describe())
+        write_tensors(save_directory / WEIGHTS_FILE, self)
+        if self.card:
+            (save_directory / CARD_FILE).write_text(self.card, encoding="utf-8")
+
+    def generate_model_card(self, *args: Any, **more: Any) -> ModelCard:
+        """A short card, for a network without `card`."""
+        return super().generate_model_card(*args, net=self, **more)
+
+    @classmethod
+    def from_pretrained(cls: type[Self], pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+        """The network of a folder, or of the hub, in evaluation mode on the CPU.
+
+        All tensors must fit, and no code of the source is executed.
+        options: of `huggingface_hub.snapshot_download`: revision, token, cache_dir, local_files_only.
+
+        Raises:
+            UsageError: when it is missing, damaged, something else, or of another format.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        source = folder = Path(pretrained_model_name_or_path)
+        if not folder.is_dir():
+            try:
+                files = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE]
+                folder = Path(snapshot_download(str(pretrained_model_name_or_path), allow_patterns=files, **options))
+            except Exception as error:  # of the hub, the connection or the name, depending on the client version
+                raise UsageError(
+                    f"{source} is no folder here, and the hub does not give it ({reason_of(error)[:300]}): pass a "
+                    "folder of save_pretrained, or user/name of a model on the hub."
+                ) from error
+        try:
+            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+            version, described, images = config["format"], config["model"], config["images"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{source}: {CONFIG_FILE} is missing, damaged, or not written by save_pretrained."
+            ) from error
+        if version != FORMAT:
+            raise UsageError(f"{source} has format {version}; this version reads format {FORMAT}: save it again.")
+        try:
+            net = cls.from_config(described)  # type: ignore[attr-defined]  # of EmbeddingNet
+            net.prepare = CentralCrop(images["crop"], images["resize"])
+            net.load_state_dict(load_file(folder / WEIGHTS_FILE))
+        except (OSError, SafetensorError, RuntimeError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{source} cannot be read ({reason_of(error)[:300]}): it is damaged, or its parts belong to two models."
+            ) from error
+        card = folder / CARD_FILE
+        net.about, net.card = config.get("about", {}), card.read_text(encoding="utf-8") if card.is_file() else ""
+        return net.eval()
+
+
+def write_config(file: Path, content: dict[str, Any]) -> None:
+    """Write config.json."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_tensors(file: Path, module: nn.Module) -> None:
+    """Write all tensors of a module, readable as other new files are."""
+    from safetensors.torch import save_file
+
+    # Copies: safetensors refuses tensors that share memory (as in CoaT), and channels-last ones.
+    tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in module.state_dict().items()}
+    file.touch()
+    mode = file.stat().st_mode
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(mode & 0o777)  # safetensors writes for the owner alone

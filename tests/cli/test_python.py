@@ -1,0 +1,45 @@
+"""Training and the other commands from Python."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from commands import REPOSITORY, TINY_GLYPHS
+from hydra.core.hydra_config import HydraConfig
+
+from proxy_anchor import command, train
+from proxy_anchor.errors import UsageError
+
+
+def test_a_run_from_python_is_the_run_of_the_command(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.argv)
+    document = (REPOSITORY / "docs" / "getting_started.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", document, re.S)
+    found: dict = {"TINY": TINY_GLYPHS}
+    exec(example.replace('"trainer.max_epochs=5"', "*TINY"), found)
+    result, metrics = found["result"], found["metrics"]
+    assert result == json.loads(Path("runs/first/result.json").read_text())
+    assert result["command"].startswith("train.py run=first dataset.load.train_classes=8")
+    assert metrics["recall_at_1"] == pytest.approx(result["best"]["recall"]["1"])
+    command("report", "retrieval=runs/first", "queries=2", "output=report")
+    assert Path("report/retrieval.html").is_file()
+    assert sys.argv == before
+    assert not HydraConfig.initialized()
+    assert str(tmp_path) not in capsys.readouterr().out
+
+
+def test_mistakes_are_errors_and_no_exit(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"trian is no command; .* Did you mean 'train'"):
+        command("trian")
+    with pytest.raises(UsageError, match="seed=-1"):
+        train("seed=-1")
+    with pytest.raises(UsageError, match=r"data.batch_size=x: expected a number"):
+        train("data.batch_size=x")
+    with pytest.raises(UsageError, match="launcher=slurm: it runs the jobs of a sweep"):
+        train("launcher=slurm")
