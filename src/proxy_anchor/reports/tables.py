@@ -130,7 +130,7 @@ def write_table(
     links = sorted(
         (each.relative_to(folder).as_posix() for each in folder.glob(f"*/**/{PAGE_FILE}")), key=lambda x: (len(x), x)
     )
-    pages = {first: page for first, *_ in lines[1:] if (page := f"{first}/{PAGE_FILE}") in links}
+    pages = {first: link for first, *_ in lines[1:] if (link := f"{first}/{PAGE_FILE}") in links}
     page = templates().get_template("table.html")
     text = page.render(
         kind=name,

@@ -323,9 +323,10 @@ def sweep_table(folder: Path, jobs: Sequence[tuple[int, Sequence[str], Path, str
     from proxy_anchor.reports.figures import recall_by_settings
 
     shared = set.intersection(*(set(overrides) for _, overrides, _, _ in jobs))
-    rows, settings = [], {}
+    rows: list[dict[str, Any]] = []
+    settings: dict[str, None] = {}
     for number, overrides, place, reason in jobs:
-        row: dict[str, Any] = {"job": str(number)}
+        row = {"job": str(number)}
         row |= dict(each.lstrip("+").split("=", 1) for each in overrides if each not in shared and "=" in each)
         settings |= dict.fromkeys(row)
         result = None if reason else read_result(place)
