@@ -176,7 +176,7 @@ def test_a_folder_without_classes_says_what_is_wanted(tmp_path):
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
 def test_too_few_classes_are_counted(tmp_path, names):
-    assert f"has {len(names)} classes" in refused(make_classes(tmp_path, *names))
+    assert f"has {len(names)} class{'es' * (len(names) > 1)};" in refused(make_classes(tmp_path, *names))
     assert len(load_folder(make_classes(tmp_path, *"abcd")).train.classes) == 2
 
 

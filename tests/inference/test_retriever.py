@@ -331,3 +331,18 @@ def test_bad_input_is_one_line(retriever: Retriever, gallery: Path, call: Callab
     with pytest.raises(UsageError, match=reason) as caught:
         call(retriever, gallery)
     assert "\n" not in str(caught.value)
+
+
+def test_the_first_dimensions_alone_are_searched(make_checkpoint: Callable, gallery: Path, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint()
+    whole, cut = (Retriever.from_pretrained(checkpoint, num_workers=0, dim=dim) for dim in (None, 4))
+    vectors, short = (each.index(gallery, progress=False).embeddings[1] for each in (whole, cut))
+    assert vectors.shape == (15, 16)
+    torch.testing.assert_close(short, torch.nn.functional.normalize(vectors[:, :4]), rtol=0, atol=1e-6)
+    cut.save(tmp_path / "index")
+    assert np.load(tmp_path / "index" / "embeddings.npy").shape == (15, 4)
+    assert len(Retriever.from_pretrained(checkpoint, num_workers=0, dim=4).load(tmp_path / "index")) == 15
+    with pytest.raises(UsageError, match="made by another model"):
+        whole.load(tmp_path / "index")
+    with pytest.raises(UsageError, match=r"dim=17: expected a finite number of at least 1 and at most 16"):
+        Retriever.from_pretrained(checkpoint, dim=17)

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from proxy_anchor.data.images import ImageInput, InputImages, collate_readable, fit_workers, input_key
-from proxy_anchor.errors import UsageError, check_choice, check_int
+from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
 from proxy_anchor.models.embedding_net import EmbeddingNet
 
 SHARD_IMAGES = 4096  # per file of a resumable run
@@ -70,6 +71,8 @@ class Embedder:
         batch_size: images per step.
         num_workers: decoding processes; None takes this process's cores, at most 16.
         precision: "32", or "bf16": the backbone under autocast (similarities change by about 0.01).
+        dim: keep the first numbers of each embedding alone, normalised again, for a network trained with
+            regulariser=nested; None keeps all.
 
     Raises:
         UsageError: for a value out of range.
@@ -83,8 +86,13 @@ class Embedder:
         batch_size: int = 64,
         num_workers: int | None = None,
         precision: str = "32",
+        dim: int | None = None,
     ) -> None:
+        self.embedding_dim: int = net.config["embedding_dim"] if dim is None else dim
         check_int("batch_size", batch_size, 1)
+        if dim is not None:
+            check_int("dim", dim, 1)
+            check_number("dim", dim, 1, maximum=net.config["embedding_dim"])
         if num_workers is not None:
             check_int("num_workers", num_workers, 0)
         check_choice("precision", precision, ["32", "bf16"])
@@ -94,15 +102,11 @@ class Embedder:
         # Convolutions are faster on channels-last images, on CPUs and GPUs.
         self.net = copy.deepcopy(net).to(self.device).to(memory_format=torch.channels_last).eval()
 
-    @property
-    def embedding_dim(self) -> int:
-        """D."""
-        return self.net.config["embedding_dim"]
-
     @cached_property
     def fingerprint(self) -> str:
-        """See `SharedNet.fingerprint`."""
-        return self.net.fingerprint()
+        """See `SharedNet.fingerprint`; with the number of dimensions, where it is not the network's."""
+        whole = self.embedding_dim == self.net.config["embedding_dim"]
+        return self.net.fingerprint() + ("" if whole else f"-dim{self.embedding_dim}")
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
@@ -110,7 +114,9 @@ class Embedder:
         on_device = pixels.to(self.device, non_blocking=True).contiguous(memory_format=torch.channels_last)
         autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
         with autocast:
-            return self.net(on_device)
+            embeddings = self.net(on_device)
+        whole = embeddings.shape[1] == self.embedding_dim
+        return embeddings if whole else F.normalize(embeddings[:, : self.embedding_dim])
 
     def embed(
         self, images: Sequence[ImageInput], *, shards: Path | str | None = None, progress: bool = True

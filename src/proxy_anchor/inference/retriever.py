@@ -53,7 +53,7 @@ class Retriever:
         net: any network; see `Embedder`.
         kind: see `VectorIndex`.
         engine: of exact search, see `resolve_engine`.
-        embedding: device, batch_size, num_workers, precision; see `Embedder`.
+        embedding: device, batch_size, num_workers, precision, dim; see `Embedder`.
 
     Attributes:
         items: {id: image of the gallery}; ids increase and are never reused.
