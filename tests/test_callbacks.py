@@ -26,10 +26,16 @@ def test_what_is_no_callback_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("validation", "monitor"), [("test", "test/recall_at_1"), ("classes", "validation/recall_at_1")]
+    ("argument", "monitor"),
+    [
+        ("validation=test", "test/recall_at_1"),
+        ("validation=classes", "validation/recall_at_1"),
+        ("recall_k=4", "test/recall_at_4"),
+        ("recall_k=[8,2]", "test/recall_at_2"),
+    ],
 )
-def test_early_stopping_watches_the_recall_that_selects_the_epoch(validation: str, monitor: str) -> None:
-    (found,) = config.further_callbacks(compose_train("callbacks=early_stopping", f"validation={validation}"))
+def test_early_stopping_watches_the_recall_that_selects_the_epoch(argument: str, monitor: str) -> None:
+    (found,) = config.further_callbacks(compose_train("callbacks=early_stopping", argument))
     assert isinstance(found, pl.callbacks.EarlyStopping)
     assert (found.monitor, found.mode) == (monitor, "max")
 
