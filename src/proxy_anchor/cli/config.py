@@ -263,9 +263,10 @@ def make_regularisers(cfg: DictConfig) -> dict[str, Any]:
 
 
 def nested_dims(cfg: DictConfig) -> list[int]:
-    """Numbers of leading dimensions that a regulariser trains as embeddings of their own."""
+    """Numbers of leading dimensions that `Nested` trains as embeddings of their own."""
     regularisers = (cfg.get("regulariser") or {}).values()  # a checkpoint may be older than this key
-    return sorted({dim for each in regularisers for dim in each.get("dims", ())})
+    nested = [each for each in regularisers if each["_target_"].endswith(".Nested")]
+    return sorted({dim for each in nested for dim in each.get("dims", ())})
 
 
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:

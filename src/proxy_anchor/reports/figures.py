@@ -219,23 +219,25 @@ def recall_curves(results: Mapping[str, Sequence[Mapping[str, Any]]], *, against
 def run_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """Recall at the smallest K, of each set, and training loss of one run's evaluations against the epoch."""
     k = next(iter(history[-1]["recall"]))
-    lines = {"recall": ("searched classes", 100), "validation": ("held-out classes", 100), "train_loss": ("", 1)}
-    figures = {f"Recall@{k} (%)": ("recall", "validation"), "training loss": ("train_loss",)}
+
+    def shares(key: str) -> dict[int, float]:
+        return {row["epoch"]: 100 * row[key][k] for row in history if row.get(key)}
+
+    loss = {row["epoch"]: row["train_loss"] for row in history if row.get("train_loss") is not None}
     made = {}
-    for label, keys in figures.items():
-        figure, axes = empty_figure(5.0, 3.2)
-        for key, colour, style in zip(keys, COLOURS, _STYLES, strict=False):
-            name, factor = lines[key]
-            known = {row["epoch"]: row[key] for row in history if row.get(key) is not None}
-            if known:
-                values = [factor * (each[k] if isinstance(each, Mapping) else each) for each in known.values()]
-                axes.plot(list(known), values, style, color=colour, marker=".", label=name)
+    for label, lines in {
+        f"Recall@{k} (%)": {"searched classes": shares("recall"), "held-out classes": shares("validation")},
+        "training loss": {"": loss},
+    }.items():
+        made[label], axes = empty_figure(5.0, 3.2)
+        known = {name: line for name, line in lines.items() if line}
+        for (name, line), colour, style in zip(known.items(), COLOURS, _STYLES, strict=False):
+            axes.plot(list(line), list(line.values()), style, color=colour, marker=".", label=name)
         axes.set(xlabel="epoch", ylabel=label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
-        if len(axes.lines) > 1:
+        if len(known) > 1:
             axes.legend(frameon=False)
-        made[label] = figure
     return made
 
 

@@ -179,11 +179,13 @@ def notes(results: Mapping[str, Sequence[Result]]) -> str:
         (loss, run["config"]["data"]["batch_size"]) for loss, runs in results.items() for run in runs if "config" in run
     ]
     listed = ", ".join(f"{size} ({loss})" for loss, size in dict.fromkeys(sizes))
+    added = sorted({name for run in runs for name in run.get("config", {}).get("regulariser", {})})
     return (
         f"Recall@K in percent of the {runs[0]['searched']} classes, mean ± standard deviation over seeds. best: the "
         f"epoch with the highest Recall@{k}; last: the final one. Untrained Recall@{k}: {', '.join(starts) or '-'}. "
         f"Epochs and seconds (training and evaluation) until Recall@{k} reaches a level; in brackets how many runs do. "
         + (f"Wrong training labels: {', '.join(f'{100 * each:.1f} %' for each in noise)}. " if any(noise) else "")
+        + (f"Regularisers: {', '.join(added)}. " if added else "")
         + (f"Batch sizes differ: {listed}. " if len({size for _, size in sizes}) > 1 else "")
         + f"On {', '.join(sorted({run['device'] for run in runs}))}."
     )
