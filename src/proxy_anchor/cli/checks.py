@@ -161,6 +161,7 @@ def check_config(cfg: DictConfig) -> None:
     from proxy_anchor.training.float32 import FLOAT32_PRECISIONS
     from proxy_anchor.training.optim import check_learning
 
+    cfg.callbacks = cfg.callbacks or {}  # callbacks=none is null, which also removes the recipe's
     _check_against_defaults(cfg, "train")
     with open_dict(cfg):
         notice = rename_former_keys(cfg)

@@ -126,13 +126,22 @@ def write_table(
     json_normalize(flat, sep=" ").to_csv(folder / f"{name}.csv", index=False)
     for file, figure in figures.items():
         save_figure(figure, folder / file)
-    links = (each.relative_to(folder).as_posix() for each in folder.glob(f"*/**/{PAGE_FILE}"))
-    pictures = [inline_svg(figure, each) for each, figure in figures.items()]
-    shown = {"name": folder.name, "lines": _lines(rows, 1), "note": note, "figures": pictures}
-    write_text(
-        folder / PAGE_FILE,
-        templates().get_template("table.html").render(shown, links=sorted(links, key=lambda each: (len(each), each))),
+    lines = _lines(rows, 1)
+    links = sorted(
+        (each.relative_to(folder).as_posix() for each in folder.glob(f"*/**/{PAGE_FILE}")), key=lambda x: (len(x), x)
     )
+    pages = {first: link for first, *_ in lines[1:] if (link := f"{first}/{PAGE_FILE}") in links}
+    page = templates().get_template("table.html")
+    text = page.render(
+        kind=name,
+        name=folder.name,
+        lines=lines,
+        pages=pages,
+        others=[each for each in links if each not in pages.values()],
+        note=note,
+        figures=[inline_svg(figure, each) for each, figure in figures.items()],
+    )
+    write_text(folder / PAGE_FILE, text)
     return f"table, {', '.join(figures)}, links to the runs: {folder / PAGE_FILE}; {name}.md, .csv"
 
 
