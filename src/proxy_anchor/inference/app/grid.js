@@ -1,0 +1,129 @@
+// Cards of images, the large view, the selection and its CSV file.
+
+export const $ = (id) => document.getElementById(id);
+export const handlers = { search: () => {} }; // set by page.js
+export const source = { version: "" }; // of the server: browsers keep pictures of one start of it
+
+export function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+export const keyOf = (image) => `${image.model}/${image.id}`;
+export const thumbnail = (image) => `thumbnail/${keyOf(image)}?v=${source.version}`;
+export const original = (image) => `image/${keyOf(image)}?v=${source.version}`;
+const spoken = (image) => [image.label, image.name].filter(Boolean).join(", ");
+
+export function verdict(image) {
+  if (image.is_match === undefined || image.is_match === null) return "";
+  return image.is_match ? "match" : "no match";
+}
+
+/** A list item; first: what a click on the picture does, "open" or "search". */
+export function card(image, first) {
+  const item = element("li", { className: image.is_match ? "card match" : "card", image });
+  item.style.setProperty("--ratio", Math.max(0.5, Math.min(2.5, image.ratio)));
+  const actions = { open: () => openLarge(item), search: () => handlers.search(image) };
+  const words = { open: "Open", search: "Search with" };
+  const second = first === "open" ? "search" : "open";
+  const picture = element("img", { loading: "lazy", decoding: "async", src: thumbnail(image), alt: "", draggable: false });
+  const box = element("input", { type: "checkbox", checked: selection.has(keyOf(image)), ariaLabel: `Select ${spoken(image)}` });
+  box.onchange = () => select([image], box.checked);
+  item.append(
+    element("button", { type: "button", className: "picture", ariaLabel: `${words[first]} ${spoken(image)}`, onclick: actions[first] }, picture),
+    element("label", { className: "pick" }, box),
+    element("button", {
+      type: "button", className: "second", textContent: second === "open" ? "Open" : "Search",
+      ariaLabel: `${words[second]} ${spoken(image)}`, onclick: actions[second],
+    }),
+    facts(image),
+    element("p", { className: "name", textContent: image.name, title: image.path ?? image.name }),
+  );
+  return item;
+}
+
+function facts(image) {
+  const line = element("p", { title: image.label ?? "", className: image.is_match ? "match" : "" });
+  if (image.similarity !== undefined) {
+    line.append(element("span", { className: "similarity", textContent: image.similarity.toFixed(3) }), " ");
+    if (verdict(image)) line.append(element("span", { className: "verdict", textContent: verdict(image) }), " ");
+  }
+  if (image.isSame) line.append(element("span", { className: "same", textContent: "✓ ", title: "the query's class" }));
+  line.append(image.label ?? "");
+  return line;
+}
+
+// The large view: the arrows go through the cards that are shown beside the opened one.
+
+let opened = null;
+
+const shown = () => [...opened.parentElement.children].filter((each) => !each.hidden);
+
+function openLarge(item) {
+  opened = item;
+  const image = item.image;
+  const place = shown().indexOf(item);
+  $("large-name").textContent = image.name;
+  $("large-place").textContent = `${place + 1} of ${shown().length}`;
+  $("large-facts").replaceChildren(facts(image));
+  $("large-path").textContent = image.path ?? "";
+  const picture = $("large").querySelector("img");
+  picture.src = original(image);
+  picture.alt = spoken(image);
+  Object.assign($("large-download"), { href: original(image), download: image.name });
+  for (const button of $("large").querySelectorAll("[data-step]")) {
+    button.disabled = !shown()[place + Number(button.dataset.step)];
+  }
+  if (!$("large").open) $("large").showModal();
+}
+
+function step(by) {
+  const next = shown()[shown().indexOf(opened) + by];
+  if (next) openLarge(next);
+}
+
+export function startLarge() {
+  const dialog = $("large");
+  for (const button of dialog.querySelectorAll("[data-step]")) button.onclick = () => step(Number(button.dataset.step));
+  $("large-close").onclick = () => dialog.close();
+  $("large-search").onclick = () => {
+    dialog.close();
+    handlers.search(opened.image);
+  };
+  dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };
+  dialog.onkeydown = (event) => {
+    if (event.key === "ArrowLeft") step(-1);
+    if (event.key === "ArrowRight") step(1);
+  };
+  dialog.onclose = () => opened.querySelector(".picture").focus();
+}
+
+// The selection: images by "model/id".
+
+export const selection = new Map();
+
+export function select(images, isSelected) {
+  for (const image of images) {
+    if (isSelected) selection.set(keyOf(image), image);
+    else selection.delete(keyOf(image));
+  }
+  for (const item of document.querySelectorAll(".card")) {
+    item.querySelector("input").checked = selection.has(keyOf(item.image));
+  }
+  $("selection").hidden = !selection.size;
+  $("selected").textContent = `${selection.size} selected`;
+}
+
+const COLUMNS = ["query", "model", "rank", "name", "path", "class", "similarity", "match"];
+
+export function downloadCsv(images, modelNames) {
+  const quoted = (value) => `"${String(value ?? "").replaceAll('"', '""')}"`;
+  const rows = images.map((image) => [
+    image.query, modelNames[image.model], image.rank, image.name, image.path, image.label, image.similarity, verdict(image),
+  ]);
+  const text = [COLUMNS, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
+  const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  element("a", { href: url, download: "search.csv" }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
