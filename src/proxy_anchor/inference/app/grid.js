@@ -1,7 +1,7 @@
 // Cards of images, the large view, the selection and its CSV file.
 
 export const $ = (id) => document.getElementById(id);
-export const handlers = { search: () => {} }; // set by page.js
+export const handlers = {}; // set by page.js: search(image), choose(images), filter(class)
 export const source = { version: "" }; // of the server: browsers keep pictures of one start of it
 
 export function element(tag, properties = {}, ...children) {
@@ -26,32 +26,30 @@ export function card(image, first) {
   item.style.setProperty("--ratio", Math.max(0.5, Math.min(2.5, image.ratio)));
   const actions = { open: () => openLarge(item), search: () => handlers.search(image) };
   const words = { open: "Open", search: "Search with" };
+  const button = (action, className, content) => element("button", {
+    type: "button", className, ariaLabel: `${words[action]} ${spoken(image)}`, onclick: actions[action],
+  }, content);
   const second = first === "open" ? "search" : "open";
-  const picture = element("img", { loading: "lazy", decoding: "async", src: thumbnail(image), alt: "", draggable: false });
+  const picture = element("img", { loading: "lazy", src: thumbnail(image), alt: "", draggable: false });
   const box = element("input", { type: "checkbox", checked: selection.has(keyOf(image)), ariaLabel: `Select ${spoken(image)}` });
   box.onchange = () => select([image], box.checked);
   item.append(
-    element("button", { type: "button", className: "picture", ariaLabel: `${words[first]} ${spoken(image)}`, onclick: actions[first] }, picture),
+    button(first, "picture", picture),
     element("label", { className: "pick" }, box),
-    element("button", {
-      type: "button", className: "second", textContent: second === "open" ? "Open" : "Search",
-      ariaLabel: `${words[second]} ${spoken(image)}`, onclick: actions[second],
-    }),
-    facts(image),
-    element("p", { className: "name", textContent: image.name, title: image.path ?? image.name }),
+    button(second, "second", second === "open" ? "Open" : "Search"),
+    ...facts(image),
   );
   return item;
 }
 
 function facts(image) {
-  const line = element("p", { title: image.label ?? "", className: image.is_match ? "match" : "" });
-  if (image.similarity !== undefined) {
-    line.append(element("span", { className: "similarity", textContent: image.similarity.toFixed(3) }), " ");
-    if (verdict(image)) line.append(element("span", { className: "verdict", textContent: verdict(image) }), " ");
-  }
-  if (image.isSame) line.append(element("span", { className: "same", textContent: "✓ ", title: "the query's class" }));
-  line.append(image.label ?? "");
-  return line;
+  const same = element("span", { className: "same", textContent: image.isSame ? "✓ " : "", title: "the query's class" });
+  const similarity = element("b", { textContent: image.similarity === undefined ? "" : `${image.similarity.toFixed(3)} ` });
+  const judged = element("span", { className: "verdict", textContent: `${verdict(image)} ` });
+  return [
+    element("p", { title: image.label ?? "" }, same, image.label ?? ""),
+    element("p", { className: "quiet", title: image.path ?? image.name }, similarity, judged, image.name),
+  ];
 }
 
 // The large view: the arrows go through the cards that are shown beside the opened one.
@@ -66,7 +64,8 @@ function openLarge(item) {
   const place = shown().indexOf(item);
   $("large-name").textContent = image.name;
   $("large-place").textContent = `${place + 1} of ${shown().length}`;
-  $("large-facts").replaceChildren(facts(image));
+  $("large-facts").replaceChildren(...facts(image));
+  $("large-facts").className = image.is_match ? "match" : "";
   $("large-path").textContent = image.path ?? "";
   const picture = $("large").querySelector("img");
   picture.src = original(image);

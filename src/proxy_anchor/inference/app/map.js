@@ -1,6 +1,6 @@
 // The map of the gallery: zoom, pan, hover, lasso, keys.
 
-import { $, element, keyOf, thumbnail } from "./grid.js";
+import { $, element, handlers, keyOf, thumbnail } from "./grid.js";
 
 const MARGIN = 0.04; // around the points, whose positions are in [0, 1]
 const WHOLE = { x: -MARGIN, y: -MARGIN, zoom: 1 / (1 + 2 * MARGIN) };
@@ -10,10 +10,9 @@ const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], A
 let points = []; // images with x, y, and left, top on the screen
 let colours = new Map(); // class: colour, largest class first
 let view = { ...WHOLE };
-let marks = { query: null, hits: new Set(), label: "" };
+const marks = { query: null, hits: new Set(), label: "" };
 let cursor = null; // the point under the pointer or chosen by keys
-let lasso = null; // [[left, top], ...] while it is drawn
-let handlers = {};
+let lasso = null; // a path while it is drawn
 let isDue = false;
 
 const canvas = () => $("plot").querySelector("canvas");
@@ -27,14 +26,14 @@ export function showPoints(images) {
   colours = new Map(largest.map((label, place) => [label, `hsl(${(place * 137.508) % 360} 65% 50%)`]));
   points = images;
   view = { ...WHOLE };
-  point(null);
   showLegend();
-  draw();
+  mark({});
+  point(null);
 }
 
-/** query: its key or null; hits: keys; label: part of the classes' names that are lit. */
+/** query: its key or null; hits: keys; label: part of the names of the classes that are lit. */
 export function mark(changes) {
-  marks = { ...marks, ...changes };
+  Object.assign(marks, changes);
   for (const button of $("legend").querySelectorAll("button")) {
     button.ariaPressed = String(button.value === marks.label);
   }
@@ -45,9 +44,8 @@ function showLegend() {
   const listed = [...colours].slice(0, LEGEND_CLASSES).map(([label, colour]) => {
     const dot = element("i");
     dot.style.background = colour;
-    const button = element("button", { type: "button", value: label, ariaPressed: String(label === marks.label) }, dot, label);
-    button.onclick = () => handlers.filter(marks.label === label ? "" : label);
-    return element("li", {}, button);
+    const onclick = () => handlers.filter(marks.label === label ? "" : label);
+    return element("li", {}, element("button", { type: "button", value: label, onclick }, dot, label));
   });
   const left = colours.size - listed.length;
   if (left > 0) listed.push(element("li", { className: "hint", textContent: `and ${left} more` }));
@@ -74,40 +72,21 @@ function paint() {
     each.left = indent[0] + (each.x - view.x) * view.zoom * side;
     each.top = indent[1] + (1 - each.y - view.y) * view.zoom * side;
     context.globalAlpha = isLit(each) ? 1 : 0.12;
-    disc(context, each, level ? 6 : 4, colours.get(each.label) ?? "#888");
-    if (level) ring(context, each, level === 2 ? 11 : 7, text, level === 2 ? 3 : 2);
-    if (each === cursor) ring(context, each, 9, text, 1.5);
+    Object.assign(context, { fillStyle: colours.get(each.label) ?? "#888", strokeStyle: text, lineWidth: level + 1 });
+    context.fill(circle(each, level ? 6 : 4));
+    context.globalAlpha = 1;
+    if (level || each === cursor) context.stroke(circle(each, [9, 7, 11][level]));
   }
-  context.globalAlpha = 1;
-  if (lasso) {
-    context.setLineDash([5, 4]);
-    context.strokeStyle = text;
-    context.stroke(asPath(lasso));
-  }
+  context.setLineDash([5, 4]);
+  if (lasso) context.stroke(lasso);
 }
 
 /** Painted in this order: others, hits, query. */
 const rank = (image) => (keyOf(image) === marks.query ? 2 : marks.hits.has(keyOf(image)) ? 1 : 0);
 
-function disc(context, { left, top }, radius, colour) {
-  context.fillStyle = colour;
-  context.beginPath();
-  context.arc(left, top, radius, 0, 2 * Math.PI);
-  context.fill();
-}
-
-function ring(context, { left, top }, radius, colour, width) {
-  context.globalAlpha = 1;
-  Object.assign(context, { strokeStyle: colour, lineWidth: width });
-  context.beginPath();
-  context.arc(left, top, radius, 0, 2 * Math.PI);
-  context.stroke();
-}
-
-function asPath(corners) {
+function circle({ left, top }, radius) {
   const path = new Path2D();
-  for (const [left, top] of corners) path.lineTo(left, top);
-  path.closePath();
+  path.arc(left, top, radius, 0, 2 * Math.PI);
   return path;
 }
 
@@ -159,10 +138,11 @@ function press(start) {
   canvas().setPointerCapture(start.pointerId);
   const isLasso = $("lasso").ariaPressed === "true" || start.shiftKey;
   let [left, top, isMoved] = [start.offsetX, start.offsetY, false];
-  if (isLasso) lasso = [[left, top]];
+  point(null);
+  if (isLasso) lasso = new Path2D();
   canvas().onpointermove = (event) => {
     isMoved ||= Math.hypot(event.offsetX - start.offsetX, event.offsetY - start.offsetY) > 4;
-    if (isLasso) lasso.push([event.offsetX, event.offsetY]);
+    if (isLasso) lasso.lineTo(event.offsetX, event.offsetY);
     else if (isMoved) pan(event.offsetX - left, event.offsetY - top);
     [left, top] = [event.offsetX, event.offsetY];
     draw();
@@ -179,7 +159,7 @@ function press(start) {
 function chooseInside() {
   const context = canvas().getContext("2d");
   context.resetTransform();
-  const path = asPath(lasso);
+  const path = lasso;
   lasso = null;
   handlers.choose(points.filter((each) => isLit(each) && context.isPointInPath(path, each.left, each.top)));
   draw();
@@ -212,9 +192,7 @@ function pressKey(event) {
   event.preventDefault();
 }
 
-/** search(image), choose(images), filter(class). */
-export function startMap(asked) {
-  handlers = asked;
+export function startMap() {
   canvas().onpointerdown = press;
   canvas().onpointermove = hover;
   canvas().onpointerleave = () => point(null);

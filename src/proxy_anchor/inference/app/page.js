@@ -333,13 +333,13 @@ async function begin() {
     return say(error.message, true);
   }
   source.version = about.version;
-  handlers.search = searchImage;
+  Object.assign(handlers, { search: searchImage, choose: chooseOnMap, filter: (label) => go({ class: label }) });
   history.scrollRestoration = "manual";
   startFiles(takeFiles);
   startControls();
   startBox((box) => (box ? go({ box }, true) : showBox(state.box)));
   startLarge();
-  startMap({ search: searchImage, choose: chooseOnMap, filter: (label) => go({ class: label }) });
+  startMap();
   window.onpopstate = () => show(read());
   show(read());
   showExamples().catch((error) => say(error.message, true));
