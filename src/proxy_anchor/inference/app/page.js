@@ -18,6 +18,8 @@ let results = []; // one per model, of the search that is shown
 let complaint = ""; // about files, to be shown when the search of the others is done
 let mapped = null; // the model whose map is drawn
 let observer = null;
+let pending = {}; // changes of goSoon
+let timer = 0;
 
 function say(text, isError = false) {
   $("message").textContent = text;
@@ -47,11 +49,20 @@ function read() {
 
 /** Change the state; a new query is a step of the history, a filter is not. */
 function go(changes, isStep = false) {
-  const next = { ...state, ...changes };
+  const next = { ...state, ...pending, ...changes };
+  pending = {};
+  clearTimeout(timer);
   const kept = Object.entries(next).filter(([key, value]) => value !== DEFAULTS[key]);
   const address = kept.length ? `?${new URLSearchParams(kept)}` : location.pathname;
   history[isStep ? "pushState" : "replaceState"](null, "", address);
   show(next);
+}
+
+/** The same a moment later, for changes that come one by one, such as typed letters. */
+function goSoon(changes) {
+  Object.assign(pending, changes);
+  clearTimeout(timer);
+  timer = setTimeout(go, 200);
 }
 
 const goQuery = (query) => go({ query, box: "", class: "" }, true);
@@ -287,25 +298,19 @@ function chooseOnMap(images) {
   else goQuery("selection");
 }
 
-function later(action) {
-  let timer = 0;
-  return () => {
-    clearTimeout(timer);
-    timer = setTimeout(action, 200);
-  };
-}
-
 function startControls() {
   const names = about.models.map((each) => each.name);
   $("filters").onsubmit = (event) => event.preventDefault();
   $("k").max = about.max_k;
-  $("k").oninput = later(() => {
+  $("k").oninput = () => {
     const k = Number.parseInt($("k").value, 10);
-    if (k) go({ k: String(Math.max(1, Math.min(about.max_k, k))) });
-  });
-  $("class").oninput = later(() => go({ class: $("class").value }));
-  $("min").oninput = () => show({ ...state, min: $("min").value });
-  $("min").onchange = () => go({ min: $("min").value }); // browsers limit how often an address changes
+    if (k) goSoon({ k: String(Math.max(1, Math.min(about.max_k, k))) });
+  };
+  $("class").oninput = () => goSoon({ class: $("class").value });
+  $("min").oninput = () => {
+    goSoon({ min: $("min").value }); // browsers limit how often an address changes
+    show({ ...state, ...pending });
+  };
   $("order").onchange = () => go({ order: $("order").value });
   $("shuffle").onclick = () => go({ seed: String(Number(state.seed) + 1) });
   $("export").onclick = () => downloadCsv(results.flatMap((each) => each.hits).filter(isWanted), names);
@@ -340,7 +345,10 @@ async function begin() {
   startBox((box) => (box ? go({ box }, true) : showBox(state.box)));
   startLarge();
   startMap();
-  window.onpopstate = () => show(read());
+  window.onpopstate = () => {
+    pending = {};
+    show(read());
+  };
   show(read());
   showExamples().catch((error) => say(error.message, true));
 }
