@@ -347,8 +347,8 @@ def test_phone_dark_and_names_for_screen_readers(page) -> None:
     page.locator("#show-map").click()
     expect(page.locator("#map-title")).to_contain_text("images")
     unnamed = """() => [...document.querySelectorAll("button, a, input, select, canvas, dialog, aside, img")].filter(
-        (each) => !(each.ariaLabel || each.textContent.trim() || each.labels?.[0]?.textContent.trim() || each.hasAttribute("alt")
-          || each.getAttribute("aria-labelledby"))).map((each) => each.outerHTML)"""
+        (each) => !(each.ariaLabel || each.textContent.trim() || each.labels?.[0]?.textContent.trim()
+          || each.hasAttribute("alt") || each.getAttribute("aria-labelledby"))).map((each) => each.outerHTML)"""
     assert page.evaluate(unnamed) == []
     assert background(page) == (251, 251, 250)
     page.emulate_media(color_scheme="dark")

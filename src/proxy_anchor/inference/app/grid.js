@@ -12,7 +12,7 @@ export function element(tag, properties = {}, ...children) {
 
 export const keyOf = (image) => `${image.model}/${image.id}`;
 export const thumbnail = (image) => `thumbnail/${keyOf(image)}?v=${source.version}`;
-export const original = (image) => `image/${keyOf(image)}?v=${source.version}`;
+export const original = (key) => `image/${key}?v=${source.version}`;
 const spoken = (image) => [image.label, image.name].filter(Boolean).join(", ");
 
 export function verdict(image) {
@@ -56,7 +56,7 @@ function facts(image) {
 
 let opened = null;
 
-const shown = () => [...opened.parentElement.children].filter((each) => !each.hidden);
+const shown = () => [...opened.closest("section, #gallery").querySelectorAll(".card:not([hidden])")];
 
 function openLarge(item) {
   opened = item;
@@ -68,9 +68,9 @@ function openLarge(item) {
   $("large-facts").className = image.is_match ? "match" : "";
   $("large-path").textContent = image.path ?? "";
   const picture = $("large").querySelector("img");
-  picture.src = original(image);
+  picture.src = original(keyOf(image));
   picture.alt = spoken(image);
-  Object.assign($("large-download"), { href: original(image), download: image.name });
+  Object.assign($("large-download"), { href: picture.src, download: image.name });
   for (const button of $("large").querySelectorAll("[data-step]")) {
     button.disabled = !shown()[place + Number(button.dataset.step)];
   }

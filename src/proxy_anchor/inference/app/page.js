@@ -17,7 +17,6 @@ let latest = 0; // the newest search; answers to older ones are dropped
 let results = []; // one per model, of the search that is shown
 let complaint = ""; // about files, to be shown when the search of the others is done
 let mapped = null; // the model whose map is drawn
-let observer = null;
 let pending = {}; // changes of goSoon
 let timer = 0;
 
@@ -32,6 +31,7 @@ async function ask(address, options) {
   return answer;
 }
 
+const offerClasses = (classes) => $("classes").replaceChildren(...classes.map((value) => element("option", { value })));
 const isGallery = (query) => query.includes("/");
 const counted = (number) => number.toLocaleString("en");
 
@@ -107,18 +107,30 @@ async function loadMore() {
   try {
     const part = await ask(`api/gallery/0?offset=${loaded}&${asked}`);
     if (asked !== gallery.asked || loaded !== gallery.loaded) return;
-    const cards = part.images.map((image) => card({ ...image, model: 0 }, "search"));
-    if (loaded) $("gallery").append(...cards);
-    else $("gallery").replaceChildren(...cards);
-    Object.assign(gallery, { loaded: loaded + cards.length, total: part.total });
+    const list = element("ul", { className: "grid", images: part.images });
+    if (!loaded) $("gallery").replaceChildren();
+    $("gallery").append(list);
+    fill(list, true);
+    near.observe(list);
+    Object.assign(gallery, { loaded: loaded + part.images.length, total: part.total });
     if (!state.query) countGallery();
   } catch (error) {
     return say(error.message, true);
   }
-  // Observed anew after each part: the end may still be in sight.
-  observer?.disconnect();
-  observer = new IntersectionObserver(([end]) => { if (end.isIntersecting) loadMore(); }, { rootMargin: "1200px" });
-  observer.observe($("more"));
+  end.unobserve($("more")); // anew after each part: the end may still be in sight
+  end.observe($("more"));
+}
+
+const end = new IntersectionObserver((seen) => { if (seen.at(-1).isIntersecting) loadMore(); }, { rootMargin: "1200px" });
+const near = new IntersectionObserver((seen) => {
+  for (const { target, isIntersecting } of seen) if (!state.query) fill(target, isIntersecting);
+}, { rootMargin: "3000px" });
+
+/** Make the cards of a part that comes near the window, and remove those of one that is far. */
+function fill(list, isNear) {
+  if (isNear === list.hasChildNodes() || list.contains(document.activeElement)) return;
+  list.style.height = isNear ? "" : `${list.offsetHeight}px`;
+  list.replaceChildren(...(isNear ? list.images.map((image) => card({ ...image, model: 0 }, "search")) : []));
 }
 
 function countGallery() {
@@ -180,15 +192,10 @@ async function answerTo({ query, box, k }) {
   if (query === "selection") return chosen();
   const item = isGallery(query) ? `api/search/${query}?k=` : null;
   if (item && !box) return ask(item + k);
-  const file = item ? await (await fetch(original(asImage(query)))).blob() : uploads.get(query).file;
+  const file = item ? await (await fetch(original(query))).blob() : uploads.get(query).file;
   const body = box ? await cut(file, box) : file;
   const answer = await ask(`api/search?k=${k}`, { method: "POST", headers: { "Content-Type": body.type }, body });
   return item ? { ...answer, query: (await ask(`${item}1`)).query } : answer;
-}
-
-function asImage(query) {
-  const [model, id] = query.split("/").map(Number);
-  return { model, id };
 }
 
 function chosen() {
@@ -203,7 +210,7 @@ function showQuery({ query, box }) {
     throw new Error("This picture is no longer here, because the page was loaded again: choose it once more.");
   }
   $("stage").hidden = $("box-hint").hidden = isSelection;
-  if (!isSelection) $("stage").firstElementChild.src = uploads.get(query)?.url ?? original(asImage(query));
+  if (!isSelection) $("stage").firstElementChild.src = uploads.get(query)?.url ?? original(query);
   showBox(box);
   $("whole").hidden = !box;
   $("heading").textContent = isSelection ? "Selected images" : uploads.get(query)?.file.name ?? "";
@@ -253,10 +260,6 @@ function filter() {
   for (const each of cards) each.hidden = !isWanted(each.image);
   const left = cards.filter((each) => !each.hidden).length;
   $("count").textContent = left < cards.length ? `${left} of ${cards.length} shown` : `${cards.length} shown`;
-}
-
-function offerClasses(classes) {
-  $("classes").replaceChildren(...classes.map((value) => element("option", { value })));
 }
 
 function takeFiles(files) {
