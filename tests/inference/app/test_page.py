@@ -279,6 +279,21 @@ def test_gallery_is_loaded_in_parts_and_ordered(page) -> None:
     expect(page.locator("#count")).to_have_text("3 shown")
 
 
+def test_cards_far_from_the_window_are_removed(page) -> None:
+    parts = page.locator("#gallery ul")
+    page.evaluate("document.documentElement.style.setProperty('--row', '5000px')")
+    page.locator("#shuffle").click()
+    for count in (1, 2, 3):
+        expect(parts).to_have_count(count)
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    expect(parts.nth(3).locator(".card")).to_have_count(3)
+    expect(parts.first.locator(".card")).to_have_count(0)
+    assert parts.first.bounding_box()["height"] > 3000
+    page.evaluate("scrollTo(0, 0)")
+    expect(parts.first.locator(".card")).to_have_count(4)
+    expect(parts.nth(3).locator(".card")).to_have_count(0)
+
+
 def test_map(page) -> None:
     page.locator("#show-map").click()
     expect(page.locator("#map-title")).to_have_text("Map: 15 images")

@@ -86,10 +86,7 @@ export function startLarge() {
   const dialog = $("large");
   for (const button of dialog.querySelectorAll("[data-step]")) button.onclick = () => step(Number(button.dataset.step));
   $("large-close").onclick = () => dialog.close();
-  $("large-search").onclick = () => {
-    dialog.close();
-    handlers.search(opened.image);
-  };
+  $("large-search").onclick = () => { dialog.close(); handlers.search(opened.image); };
   dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };
   dialog.onkeydown = (event) => {
     if (event.key === "ArrowLeft") step(-1);

@@ -141,11 +141,10 @@ function countGallery() {
 }
 
 async function showExamples() {
-  if (about.models[0].classes.length < 2) return;
   const part = await ask(`api/gallery/0?order=example&seed=${Number(state.seed) + 1}`);
   const cards = part.images.slice(0, 12).map((image) => card({ ...image, model: 0 }, "search"));
   $("examples").querySelector("ul").replaceChildren(...cards);
-  $("examples").hidden = false;
+  $("examples").hidden = cards.length < 2;
 }
 
 // Search and its results.
@@ -325,10 +324,7 @@ function startControls() {
   $("show-selection").onclick = () => goQuery("selection");
   $("whole").onclick = () => go({ box: "" }, true);
   $("show-map").onclick = () => go({ map: state.map ? "" : "1" });
-  $("home").onclick = (event) => {
-    event.preventDefault();
-    goQuery("");
-  };
+  $("home").onclick = (event) => { event.preventDefault(); goQuery(""); };
   $("map-model").append(...names.map((textContent, value) => element("option", { value, textContent })));
   $("map-model").hidden = names.length === 1;
   $("map-model").onchange = () => go({ model: $("map-model").value });
@@ -348,10 +344,7 @@ async function begin() {
   startBox((box) => (box ? go({ box }, true) : showBox(state.box)));
   startLarge();
   startMap();
-  window.onpopstate = () => {
-    pending = {};
-    show(read());
-  };
+  window.onpopstate = () => { pending = {}; show(read()); };
   show(read());
   showExamples().catch((error) => say(error.message, true));
 }
