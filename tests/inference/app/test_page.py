@@ -337,19 +337,23 @@ def test_map(page) -> None:
 
 
 def test_a_box_searches_for_a_part(page, tmp_path: Path) -> None:
-    Image.open(tmp_path / "images" / "eel" / "3.png").resize((100, 100)).save(tmp_path / "large.png")
-    upload(page, tmp_path / "large.png")
+    both = Image.new("RGB", (64, 32))
+    for left, name in ((0, "eel"), (32, "dog")):
+        both.paste(Image.open(tmp_path / "images" / name / "3.png"), (left, 0))
+    both.save(tmp_path / "both.png")
+    upload(page, tmp_path / "both.png")
     expect(hits(page, 0)).to_have_count(15)
     whole = similarities(page, 0)
     box = page.locator("#stage").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + box["height"] * 2)  # outside: cut to the picture
-    page.mouse.up()
-    expect(page).to_have_url(re.compile(r"box=0.5\d*%2C0.5\d*%2C0.2\d*%2C0.5"))
-    expect(page.locator("#whole")).to_be_visible()
-    expect(page.locator("#results")).to_have_attribute("aria-busy", "false")
-    assert similarities(page, 0) != whole
+    for name, share, address in (("eel", 0, "box=0.000%2C0.000%2C0.500"), ("dog", 1, "box=0.500%2C0.000%2C0.500")):
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 1)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * (2 * share - 0.5), box["y"] - 20)  # cut to the picture
+        page.mouse.up()
+        expect(page).to_have_url(re.compile(address))
+        expect(page.locator("#heading")).to_be_focused()
+        expect(page.locator("#results")).to_have_attribute("aria-busy", "false")
+        assert labels(hits(page, 0))[0] == name
     page.locator("#whole").click()
     expect(page.locator("#whole")).to_be_hidden()
     expect(page.locator("#results")).to_have_attribute("aria-busy", "false")
