@@ -158,10 +158,13 @@ def test_an_error_clears_what_it_contradicts(page, tmp_path: Path) -> None:
         expect(page.locator("#message")).to_have_class("error")
         expect(page.locator("#results .card")).to_have_count(0)
         expect(page.locator("#query")).to_be_hidden()
+        expect(page.locator("#gallery")).to_be_visible()
         assert focused(page)
-    page.locator("#home").click()
+    page.locator("#shuffle").click()
     expect(page.locator("#message")).to_have_text("")
-    expect(page.locator("#gallery")).to_be_visible()
+    page.goto(page.url.partition("?")[0] + "?query=u7")
+    expect(page.locator("#message")).to_contain_text("choose it once more")
+    expect(page.locator("#gallery .card")).to_have_count(15)
 
 
 def test_large_view(page, tmp_path: Path) -> None:

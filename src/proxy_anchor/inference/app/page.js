@@ -8,7 +8,6 @@ import { cut, keep, showBox, startBox, startFiles, uploads } from "./own.js";
 
 const TODAY = Math.floor(Date.now() / 864e5); // other images every day
 const DEFAULTS = { query: "", box: "", k: "20", class: "", min: "0", order: "random", seed: String(TODAY), map: "", model: "0" };
-const NO_RESULTS = { query: null, hits: new Set() };
 const start = { scroll: 0, focus: null }; // of the start page, for the way back
 const gallery = { asked: "", loaded: 0, total: 0 };
 let about = null;
@@ -87,14 +86,17 @@ function show(next) {
 
 function showStart(isReturn) {
   latest += 1; // a search on its way is no longer wanted
+  say("");
   const options = new URLSearchParams({ order: state.order, class: state.class, seed: state.seed });
   if (gallery.asked !== String(options)) {
     Object.assign(gallery, { asked: String(options), loaded: 0, total: Infinity });
     loadMore();
   } else countGallery();
   if (!isReturn) return;
-  clearResults();
-  say("");
+  results = [];
+  $("results").replaceChildren();
+  $("query").hidden = true;
+  mark({ query: null, hits: new Set() });
   document.title = "Search by picture";
   offerClasses(about.models[0].classes);
   keepFocus(start.focus?.isConnected ? start.focus : $("gallery-title"));
@@ -172,19 +174,10 @@ async function search(isNew) {
   }
 }
 
-function clearResults() {
-  results = [];
-  $("results").replaceChildren();
-  $("query").hidden = true;
-  mark(NO_RESULTS);
-}
-
-/** Show an error, and nothing of an earlier search that it would contradict. */
+/** Show an error on the start page: results of an earlier search would contradict it. */
 function fail(text) {
-  clearResults();
-  $("count").textContent = "";
+  go({ query: "", box: "" });
   say(text, true);
-  keepFocus($("message"));
 }
 
 async function answerTo({ query, box, k }) {
@@ -265,9 +258,7 @@ function takeFiles(files) {
   const { added, complaint: found } = keep(files, about.max_bytes);
   complaint = found;
   if (added.length) return goQuery(added[0]);
-  latest += 1; // the answer to an earlier query would contradict the message
-  if (state.query) fail(complaint);
-  else say(complaint, true);
+  fail(complaint);
 }
 
 // The map.
