@@ -178,6 +178,12 @@ def test_large_view(page, tmp_path: Path) -> None:
     page.keyboard.press("ArrowRight")
     view.get_by_role("button", name="Next image").click()
     expect(view).to_contain_text("3 of 15")
+    for _ in range(13):  # one more than there are
+        view.get_by_role("button", name="Next image").click()
+    expect(view).to_contain_text("15 of 15")
+    for _ in range(12):
+        page.keyboard.press("ArrowLeft")
+    expect(view).to_contain_text("3 of 15")
     with page.expect_download() as saved:
         view.get_by_role("link", name="Download").click()
     third = hits(page, 0).nth(2)
@@ -315,6 +321,8 @@ def test_map(page) -> None:
     expect(page.locator("#tip")).to_be_visible()
     chosen = page.locator("#map-point").text_content()
     assert first.endswith(".png")
+    page.keyboard.press(" ")
+    expect(page.locator("#selected")).to_have_text("1 selected")
     page.keyboard.press("Enter")
     expect(page.locator("#heading")).to_have_text(chosen.partition(", ")[2])
     expect(hits(page, 0)).to_have_count(14)

@@ -15,7 +15,7 @@ export const thumbnail = (image) => `thumbnail/${keyOf(image)}?v=${source.versio
 export const original = (key) => `image/${key}?v=${source.version}`;
 const spoken = (image) => [image.label, image.name].filter(Boolean).join(", ");
 
-export function verdict(image) {
+function verdict(image) {
   if (image.is_match === undefined || image.is_match === null) return "";
   return image.is_match ? "match" : "no match";
 }
@@ -72,7 +72,7 @@ function openLarge(item) {
   picture.alt = spoken(image);
   Object.assign($("large-download"), { href: picture.src, download: image.name });
   for (const button of $("large").querySelectorAll("[data-step]")) {
-    button.disabled = !shown()[place + Number(button.dataset.step)];
+    button.ariaDisabled = String(!shown()[place + Number(button.dataset.step)]); // disabled, it would lose the focus
   }
   if (!$("large").open) $("large").showModal();
 }

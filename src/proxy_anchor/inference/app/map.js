@@ -1,6 +1,6 @@
 // The map of the gallery: zoom, pan, hover, lasso, keys.
 
-import { $, element, handlers, keyOf, thumbnail } from "./grid.js";
+import { $, element, handlers, keyOf, select, selection, thumbnail } from "./grid.js";
 
 const MARGIN = 0.04; // around the points, whose positions are in [0, 1]
 const WHOLE = { x: -MARGIN, y: -MARGIN, zoom: 1 / (1 + 2 * MARGIN) };
@@ -186,6 +186,7 @@ function move([across, down]) {
 function pressKey(event) {
   if (event.key in DIRECTIONS) move(DIRECTIONS[event.key]);
   else if (event.key === "Enter" && cursor) handlers.search(cursor);
+  else if (event.key === " " && cursor) select([cursor], !selection.has(keyOf(cursor)));
   else if (event.key === "+" || event.key === "-") zoom(event.key === "+" ? 1.5 : 1 / 1.5);
   else if (event.key === "Escape") point(null);
   else return;

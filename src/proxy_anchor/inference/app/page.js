@@ -178,6 +178,7 @@ async function search(isNew) {
 function fail(text) {
   go({ query: "", box: "" });
   say(text, true);
+  complaint = "";
 }
 
 async function answerTo({ query, box, k }) {

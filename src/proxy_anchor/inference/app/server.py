@@ -239,7 +239,8 @@ class _Page:
 
     def _item(self, request: Request) -> tuple[int, int]:
         model, id_ = request.path_params["model"], request.path_params["id"]
-        if model >= len(self.retrievers) or id_ not in self.retrievers[model].items:
+        self._check_model(model)
+        if id_ not in self.retrievers[model].items:
             raise UsageError(f"model {model} has no image {id_}.")
         return model, id_
 
@@ -256,7 +257,7 @@ class _Page:
 
 
 class _Orders:
-    """The images of a gallery in an order, at little cost for 100,000.
+    """The images of a gallery in several orders.
 
     Attributes:
         classes: names in alphabetical order, "" for images without a class.
