@@ -5,9 +5,10 @@ overrides of RUN and those of the command line, in `--jobs` parallel processes, 
 the run's result.json, without the paths of the machine, with the number of parallel jobs; times of runs in parallel are
 not those of one alone. `python benchmarks/study.py --list` names the studies and what is missing.
 
-`cub_half*` read the half of CUB-200-2011 as own data: DIR holds classes.txt and images/CLASS/*.jpg. `*_losses` train
-every loss with its best settings of `*_losses_search`, which tries the same number of settings for each on held-out
-training classes (seed 1, evaluated every fifth epoch) and never looks at a test class.
+`cub_half*` read the half of CUB-200-2011 as own data: DIR holds classes.txt and images/CLASS/*.jpg. `*_losses` and
+`*_methods` train every loss, or what is added to Proxy-Anchor, with its best settings of `*_search`, which tries the
+same number of settings for each on held-out training classes (evaluated every fifth epoch) and never looks at a test
+class.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,24 @@ SEARCHED: dict[str, dict[str, list[str]]] = {
 }
 
 
+def grid_of(regulariser: str, **values: list[str]) -> dict[str, list[str]]:
+    """Settings of a regulariser by their keys."""
+    return {f"regulariser.{regulariser}.{key}": each for key, each in values.items()}
+
+
+# What is added to Proxy-Anchor, or replaces it; the paper's values are among the eight.
+RATES = {"optimizer.lr": ["1e-4", "3e-4"]}
+METHODS: dict[str, dict[str, list[str]]] = {
+    "proxy_synthesis": {**RATES, **grid_of("proxy_synthesis", alpha=["0.4", "1.0"], mu=["0.5", "1.0"])},
+    "metrix": {**RATES, **grid_of("metrix", weight=["0.2", "0.4"], beta=["1.0", "2.0"])},
+    "metrix_features": {**RATES, **grid_of("metrix_features", weight=["0.2", "0.4"], beta=["1.0", "2.0"])},
+    "nested": {**RATES, **grid_of("nested", weight=["0.3", "1.0"], gamma=["0.0", "50.0"])},
+    "tcm": {**RATES, **grid_of("tcm", weight=["0.3", "1.0"], negative_margin=["0.4", "0.5"])},
+    "anti_collapse": {**RATES, **grid_of("anti_collapse", weight=["0.003", "0.01", "0.03", "0.1"])},
+    "potential_field": {**RATES, "loss.num_proxies": ["2", "15"], "loss.alpha": ["1", "3"]},
+}
+
+
 def by_seed(name: str, seeds: Iterable[int], *overrides: str) -> Runs:
     """One run per seed."""
     return {f"{name}seed{seed}": [*overrides, f"seed={seed}"] for seed in seeds}
@@ -71,22 +91,27 @@ def paths_of_training(images: list[str]) -> Runs:
     }
 
 
-def losses_search(images: list[str]) -> Runs:
-    """All settings of every loss, on held-out training classes."""
+def chosen(name: str) -> str:
+    """The override that chooses a loss or a regulariser."""
+    return f"loss={name}" if name in SEARCHED or name == "potential_field" else f"regulariser={name}"
+
+
+def search(grids: dict[str, dict[str, list[str]]], images: list[str]) -> Runs:
+    """All settings of every loss or method, on held-out training classes."""
     runs = {}
-    for loss, grid in SEARCHED.items():
+    for name, grid in grids.items():
         for number, values in enumerate(itertools.product(*grid.values())):
             own = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
             held_out = ["validation=classes", "trainer.check_val_every_n_epoch=5"]
-            runs[f"{loss}_{number}"] = [*images, *FAST, f"loss={loss}", *own, *held_out]
+            runs[f"{name}_{number}"] = [*images, *FAST, chosen(name), *own, *held_out]
     return runs
 
 
-def best_settings(study: str, loss: str) -> list[str]:
-    """Overrides of the loss's run with the highest Recall@1 on held-out classes. Raises UsageError without all runs."""
-    grid, found = SEARCHED[loss], []
+def best_settings(study: str, name: str, grid: dict[str, list[str]]) -> list[str]:
+    """Overrides of the run with the highest Recall@1 on held-out classes. Raises UsageError without all runs."""
+    found = []
     for number, values in enumerate(itertools.product(*grid.values())):
-        file = RESULTS / study / f"{loss}_{number}.json"
+        file = RESULTS / study / f"{name}_{number}.json"
         if not file.exists():
             raise UsageError(f"{study} lacks {file.name}: run `python benchmarks/study.py {study} ...` first.")
         result = json.loads(file.read_text(encoding="utf-8"))
@@ -94,12 +119,12 @@ def best_settings(study: str, loss: str) -> list[str]:
     return [f"{key}={value}" for key, value in zip(grid, max(found)[2], strict=True)]
 
 
-def losses(name: str) -> Runs:
-    """Every loss with its best settings, seeds 1 to 5."""
+def at_their_best(study: str, grids: dict[str, dict[str, list[str]]], images: list[str]) -> Runs:
+    """Every loss or method with its best settings, seeds 1 to 5."""
     runs: Runs = {}
-    for loss in SEARCHED:
-        best = best_settings(f"{name}_losses_search", loss)
-        runs |= by_seed(f"{loss}_", range(1, 6), *SETS[name], *FAST, f"loss={loss}", *best)
+    for name, grid in grids.items():
+        best = best_settings(f"{study}_search", name, grid)
+        runs |= by_seed(f"{name}_", range(1, 6), *images, *FAST, chosen(name), *best)
     return runs
 
 
@@ -142,8 +167,12 @@ def label_noise() -> Runs:
 STUDIES = {
     **{name: lambda name=name: paths_of_training(SETS[name]) for name in SETS},
     "cars_half_fast": lambda: by_seed("epochs40_", range(1, 6), "experiment=cars_fast", *CARS),
-    **{f"{name}_losses_search": lambda name=name: losses_search(SETS[name]) for name in SETS},
-    **{f"{name}_losses": lambda name=name: losses(name) for name in SETS},
+    **{
+        f"{name}_{kind}{part}": lambda make=make, grids=grids, images=images: make(grids, images)
+        for name, images in SETS.items()
+        for kind, grids in (("losses", SEARCHED), ("methods", METHODS))
+        for part, make in (("_search", search), ("", partial(at_their_best, f"{name}_{kind}")))
+    },
     "cars_half_dimension": dimensions,
     "cars_half_batch_size": batch_sizes,
     "cars_half_image_size": image_sizes,

@@ -89,6 +89,33 @@ def selection() -> Rows:
     return rows
 
 
+def stopped(run: dict[str, Any], patience: int) -> tuple[dict[str, Any], int]:
+    """(the selected evaluation, the last epoch) that early stopping would have left of a whole run."""
+    rows = [row for row in run["history"] if row["epoch"] > 0]
+    values = [(row["validation"] or row["recall"])["1"] for row in rows]
+    best = last = 0
+    while last + 1 < len(rows) and last - best < patience:
+        last += 1
+        best = last if values[last] > values[best] else best
+    return rows[best], rows[last]["epoch"]
+
+
+def early_stopping() -> Rows:
+    """Runs of 40 epochs, and what early stopping would have left of them."""
+    rows = []
+    for images, folder in (("Cars-196", "cars_half"), ("CUB-200-2011", "cub_half")):
+        for name, files in (("test", seeds("fast_", 1, 2, 3, 4, 5)), ("held-out", seeds("validation_", 1, 2, 3))):
+            runs = read(*files, folder=folder)
+            row = {"half of": images, "epoch selected on": f"{name} classes", "n": len(runs)}
+            row |= {"last": recall(runs, "last"), "all 40 epochs": recall(runs, "selected")}
+            for patience in (5, 10):
+                ends = [stopped(run, patience) for run in runs]
+                row[f"patience {patience}"] = str(Spread.of(100 * selected["recall"]["1"] for selected, _ in ends))
+                row[f"epochs, patience {patience}"] = ", ".join(str(last) for _, last in ends)
+            rows.append(row)
+    return rows
+
+
 def half_cars_devices() -> Rows:
     """The same training on several GPUs."""
     runs = read("fast_seed1", "fast_devices2_seed1", "fast_devices4_seed1", folder="cars_half_first_edition")
@@ -428,7 +455,17 @@ def loss_complexity() -> Rows:
 TABLES: dict[str, Callable[[], Rows]] = {
     each.__name__: each
     for each in (
-        *(selection, half_cars, half_cub, half_cars_devices, float32_precision, losses, noise, worst_classes),
+        *(
+            selection,
+            early_stopping,
+            half_cars,
+            half_cub,
+            half_cars_devices,
+            float32_precision,
+            losses,
+            noise,
+            worst_classes,
+        ),
         *(alpha_delta, dimensions, batch_sizes, folds, throughput, devices, fast_start, compiled, allocator, loss),
         *(search, reranking, embedding_folders, gallery_sizes, loss_complexity),
     )

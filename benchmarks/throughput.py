@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ def ceiling(cfg: DictConfig, kept: Keep, device: torch.device) -> dict[str, floa
 
     def train_step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            value = learner.compute_loss(learner(images), labels)
+            value = reduce(add, learner.loss_terms(images, labels).values())
         value.backward()
         optimizer.step()
         optimizer.zero_grad()

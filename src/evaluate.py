@@ -91,7 +91,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if splits.gallery is not None:
         gallery = {"gallery": embeddings[1], "gallery_labels": splits.gallery.labels}
     results = {f"recall_at_{k}": value for k, value in recalls.items()}
-    nested = {key.partition("/")[2]: float(each) for key, each in trainer.callback_metrics.items() if "_dim" in key}
+    logged, place = trainer.callback_metrics, f"{splits.searched}/"  # of the validation classes too
+    nested = {key.removeprefix(place): float(logged[key]) for key in logged if key.startswith(place) and "_dim" in key}
     results |= nested | metrics_at_r(embeddings[0], splits.query.labels, **gallery)
     if cfg.rerank != "none":
         results |= reranked_metrics(cfg.rerank, embeddings[0], splits.query.labels, list(recalls), **gallery)

@@ -102,7 +102,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     )
 
     described = [f"run folder: {folder}", data.describe(), config.describe_training(cfg, net), chosen]
-    print("\n".join(filter(None, described)), flush=True)
+    print("\n".join(filter(None, [*described, config.describe_stopping(trainer)])), flush=True)
     with messages.explained(cfg), naming_bad_images(data.splits, data.on_bad_image):
         if before is None:
             trainer.validate(learner, data, verbose=False)

@@ -125,12 +125,14 @@ def work_together(cfg: DictConfig, folder: Path) -> None:
 
 def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared: list[str]) -> dict[str, Any]:
     """Print the trials and the command of the best one; write tuning.json, table, figure and page."""
-    from proxy_anchor.reports.figures import recall_by_run
+    from proxy_anchor.reports.figures import recall_by_settings
 
-    shown = [row | {key: str(row.get(key)) for key in searched} for row in rows]
-    figures = {"recall_by_trial": recall_by_run(shown, "validation recall")}
+    write_json(folder / "tuning.json", {"trials": rows})  # with all digits
+    shown = [
+        row | {key: f"{v:.4g}" if isinstance(v := row.get(key), float) else str(v) for key in searched} for row in rows
+    ]
+    figures = {"recall_by_settings": recall_by_settings(shown, searched, "validation recall")}
     print(f"\n{format_table(shown)}\n{write_table(folder, 'tuning', shown, figures)}", flush=True)
-    write_json(folder / "tuning.json", {"trials": rows})
     best = rows[0]
     if best["state"] == "complete":
         words = [each for each in shared if not each.startswith("validation")]

@@ -236,3 +236,23 @@ def test_a_record_of_a_study_holds_no_path_of_the_machine(tmp_path: Path, monkey
     record = json.loads((tmp_path / "out" / "cub_half" / "fast_seed1.json").read_text())
     assert [record[key] for key in ("csv", "root", "folder")] == ["DIR/images.csv", "DIR", "DIR/fast_seed1"]
     assert record["command"].endswith("dataset.root=DIR dataset.csv=DIR/images.csv")
+
+
+def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    import study
+
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    with pytest.raises(study.UsageError, match=r"lacks proxy_synthesis_0\.json"):
+        study.STUDIES["cars_half_methods"]()
+    folder = tmp_path / "cars_half_methods_search"
+    folder.mkdir()
+    for name in study.STUDIES["cars_half_methods_search"]():
+        held_out = {"tcm_5": 0.9, "tcm_6": 0.9}.get(name, 0.5)  # of equal ones the first
+        (folder / f"{name}.json").write_text(json.dumps({"selected": {"validation": {"1": held_out}}}))
+    runs = study.STUDIES["cars_half_methods"]()
+    assert len(runs) == 5 * 7
+    best = ["optimizer.lr=3e-4", "regulariser.tcm.weight=0.3", "regulariser.tcm.negative_margin=0.5"]
+    assert runs["tcm_seed2"][-5:] == ["regulariser=tcm", *best, "seed=2"]

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import yaml
 from commands import TINY_GLYPHS, compose_train
 
-from proxy_anchor.cli import config
+from proxy_anchor.cli import checks, config
 from proxy_anchor.errors import UsageError
 from train import train
 
@@ -26,15 +26,44 @@ def test_what_is_no_callback_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("validation", "monitor"), [("test", "test/recall_at_1"), ("classes", "validation/recall_at_1")]
+    ("argument", "monitor"),
+    [
+        ("validation=test", "test/recall_at_1"),
+        ("validation=classes", "validation/recall_at_1"),
+        ("recall_k=4", "test/recall_at_4"),
+        ("recall_k=[8,2]", "test/recall_at_2"),
+    ],
 )
-def test_early_stopping_watches_the_recall_that_selects_the_epoch(validation: str, monitor: str) -> None:
-    (found,) = config.further_callbacks(compose_train("callbacks=early_stopping", f"validation={validation}"))
+def test_early_stopping_watches_the_recall_that_selects_the_epoch(argument: str, monitor: str) -> None:
+    (found,) = config.further_callbacks(compose_train("callbacks=early_stopping", argument))
     assert isinstance(found, pl.callbacks.EarlyStopping)
     assert (found.monitor, found.mode) == (monitor, "max")
 
 
-def test_a_run_stops_early_and_logs_learning_rates_and_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "names"),
+    {
+        "": [],
+        "dataset=cars": [],
+        "dataset=folder": ["EarlyStopping"],
+        "dataset=folder callbacks=none": [],
+        "dataset=folder callbacks=lr_monitor": ["EarlyStopping", "LearningRateMonitor"],
+        "dataset=folder callbacks=early_stopping": ["EarlyStopping"],
+        "dataset=folder recipe=cub": [],
+        "dataset=folder debug=limit": [],  # there is no Recall to watch
+        "dataset=folder debug=limit callbacks.early_stopping.monitor=train/loss_epoch": ["EarlyStopping"],
+    }.items(),
+)
+def test_own_images_stop_early_unless_told_otherwise(command: str, names: list[str]) -> None:
+    own = ["dataset.root=.", "trainer=cpu"] if "folder" in command else []
+    cfg = compose_train(*own, *command.split())
+    checks.check_config(cfg)
+    assert [type(each).__name__ for each in config.further_callbacks(cfg)] == names
+
+
+def test_a_run_stops_early_and_logs_learning_rates_and_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stops = [
         "callbacks=[early_stopping,lr_monitor]",
         "callbacks.early_stopping.patience=1",
@@ -47,7 +76,16 @@ def test_a_run_stops_early_and_logs_learning_rates_and_settings(tmp_path: Path) 
     cfg.trainer.max_epochs = 4
     folder = tmp_path / "run"
     result = train(cfg, folder)
-    assert result["last"]["epoch"] == 2
+    assert (result["last"]["epoch"], result["max_epochs"]) == (2, 4)
+    said = capsys.readouterr().out
+    assert (
+        "early stopping: training ends when test/recall_at_1 has not improved in 1 evaluation (callbacks=none: after "
+        "all 4 epochs)\n"
+    ) in said
+    assert (
+        "epoch selected by Recall@1 on the test classes, as in the paper\n  training ended early, after epoch 2 of 4\n"
+        in said
+    )
     assert (folder / "best.ckpt").is_file()
     with (folder / "metrics.csv").open() as file:
         rows = [*csv.DictReader(file)]

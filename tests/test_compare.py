@@ -270,6 +270,11 @@ def test_times_to_a_level():
     assert str(comparison_rows({"a": [run, made_up([0.1, 0.3])]}, [60])[0]["s to 60"]) == "12.0 (1 of 2)"
 
 
+def test_regularisers_are_said():
+    run = made_up([0.1, 0.2]) | {"config": {"data": {"batch_size": 8}, "regulariser": {"tcm": {"weight": 1}}}}
+    assert "Regularisers: tcm. On" in notes({"a": [run]})
+
+
 def test_different_batch_sizes_are_said():
     sizes = {"a": [8, 8], "b": [12]}
     runs = {

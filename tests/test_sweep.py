@@ -39,7 +39,7 @@ def test_a_failed_job_is_marked_in_its_folder_and_the_others_finish(swept):
     assert last.startswith("Traces: error.txt in the folders of failed jobs.")
     table = lines[-7:-2]
     page = here / "runs/sweep/index.html"
-    assert lines[-2] == f"table, recall_by_job, links to the runs: {page}; sweep.md, .csv"
+    assert lines[-2] == f"table, recall_by_settings, links to the runs: {page}; sweep.md, .csv"
     assert re.findall('<a href="(.*?)"', page.read_text()) == ["0/index.html", "2/index.html"]
     rows = list(csv.DictReader((here / "runs/sweep/sweep.csv").open()))
     best = [json.loads((here / f"runs/sweep/{job}/result.json").read_text())["best"]["recall"]["1"] for job in (0, 2)]

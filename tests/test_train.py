@@ -280,7 +280,7 @@ def test_training_and_evaluation_agree_on_what_is_compiled(tmp_path, monkeypatch
     counts = []
 
     class Recording:
-        def __init__(self, net, *, num_evaluated):
+        def __init__(self, net, *, num_evaluated, with_features=False):
             self.net = net
             counts.append(num_evaluated)
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from commands import compose_train
+from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from pytorch_metric_learning.losses import ThresholdConsistentMarginLoss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxy_anchor.cli import checks
+from proxy_anchor.cli import checks, messages
 from proxy_anchor.cli import main as entry
+from proxy_anchor.cli.config import nested_dims
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.anti_collapse import AntiCollapse
 from proxy_anchor.losses.metrix import Metrix, MetrixFeatures
@@ -82,6 +84,17 @@ def test_proxy_synthesis_is_the_loss_of_the_batch_with_further_classes(
     terms = regularised_loss(loss, {"ps": ProxySynthesis(mu=0.6)}, embeddings, LABELS, random=np.random.default_rng(5))
     assert [*terms] == ["loss"]
     assert terms["loss"].item() == pytest.approx(proxy_anchor(rows, labels, proxies, 4, 0.1), rel=1e-9)
+
+
+def test_proxy_synthesis_of_one_class_still_draws_it_to_its_proxy(loss: ProxyAnchorLoss) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = F.normalize(torch.randn(3, DIM, generator=generator, dtype=torch.float64)).requires_grad_()
+    labels = torch.ones(3, dtype=torch.int64)
+    terms = regularised_loss(loss, {"ps": ProxySynthesis()}, rows, labels, random=np.random.default_rng(5))
+    proxy = F.normalize(loss.proxies.detach())[1]
+    towards, plain = (-torch.autograd.grad(each, rows)[0] @ proxy for each in (terms["loss"], loss(rows, labels)))
+    assert (towards > 0.5 * plain).all()
+    assert (plain > 0).all()
 
 
 def test_metrix_weighs_mixed_embeddings_inside_the_logarithm(embeddings: Tensor, loss: ProxyAnchorLoss) -> None:
@@ -182,8 +195,10 @@ def test_nested_is_the_loss_of_the_first_numbers(embeddings: Tensor, loss: Proxy
             for j in range(len(x)):
                 distance = whole[i, j] * (whole[i, j] / part[i, j]).log()
                 expected += gamma / 2 * 0.5**2 * float(distance) / len(x)
-    term = Nested(1.0, [2, 4], gamma=gamma, temperature=0.5)
-    assert term(embeddings, LABELS, loss.proxies, loss).item() == pytest.approx(expected, rel=1e-9)
+    term = Nested(1.0, [2, 4], gamma=gamma, temperature=0.5)(embeddings, LABELS, loss.proxies, loss)
+    assert term.item() == pytest.approx(expected, rel=1e-9)
+    (gradient,) = torch.autograd.grad(term, embeddings)
+    assert torch.equal(gradient[:, 4:], torch.zeros(len(x), DIM - 4, dtype=torch.float64))  # the whole teaches alone
 
 
 def test_potential_field_is_the_energy_of_all_pairs(embeddings: Tensor) -> None:
@@ -234,6 +249,19 @@ def test_several_can_be_chosen_and_set() -> None:
     assert compose_train().regulariser == {}
 
 
+def test_a_value_of_one_that_was_not_chosen_says_how_to_choose_it() -> None:
+    with pytest.raises(ConfigCompositionException) as error:
+        compose_train("regulariser.tcm.weight=0.5")
+    said = "unknown key 'regulariser.tcm'. Choose it first: regulariser=tcm. Known in regulariser: none."
+    assert messages.reason(error.value) == said
+
+
+def test_dimensions_are_those_of_nested_alone() -> None:
+    own = "+regulariser.mine={_target_: mine.Shapes, dims: 3}"
+    cfg = compose_train("regulariser=nested", "regulariser.nested.dims=[32,16]", own)
+    assert nested_dims(cfg) == [16, 32]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -242,9 +270,14 @@ def test_several_can_be_chosen_and_set() -> None:
         (["regulariser=metrix", "loss=proxy_nca"], "Metrix needs a ProxyAnchorLoss"),
         (
             ["regulariser=nested", "embedding_dim=128"],
-            r"dims=\[64, 128, 256\]: expected numbers below embedding_dim=128",
+            r"dims=\[64, 128, 256\]: expected numbers below embedding_dim=128, as in .*\[32,64\]",
         ),
         (["regulariser=tcm", "regulariser.tcm.weight=-1"], "regulariser weight=-1"),
+        (["regulariser=nested", "regulariser.nested.dims=64"], r"dims=64: expected a list, as in dims=\[64\]"),
+        (
+            [f"+regulariser.loss._target_={ThresholdConsistentMargin.__module__}.ThresholdConsistentMargin"],
+            "named loss",
+        ),
         (["+regulariser.mine._target_=torch.nn.Identity"], "regulariser.mine: expected a .*received Identity"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy_anchor.reports.figures import recall_by_run
+from proxy_anchor.reports.figures import recall_by_settings
 from proxy_anchor.reports.runs import Spread
 from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.utils import RESULT_FILE, read_result, write_json
@@ -76,13 +76,10 @@ def test_a_table_is_left_with_its_figure_and_links_to_the_runs(tmp_path):
         {"trial": "trial2", "state": "complete", "R@1": 50.0, "loss.alpha": "16"},
         {"trial": "trial10", "state": "failed", "R@1": None, "loss.alpha": "<a|b>"},
     ]
-    figure = recall_by_run(rows, "R@1")
-    [axes] = figure.axes
-    assert axes.lines[0].get_xdata() == [50.0]
-    assert [each.get_text() for each in axes.get_yticklabels()] == ["trial trial2, state complete, loss.alpha 16"]
+    figure = recall_by_settings(rows, ["loss.alpha"], "R@1")
     for _ in range(2):  # the second time over its own files
-        said = write_table(tmp_path, "tuning", rows, {"recall_by_trial": figure}, "A note.")
-    assert said == f"table, recall_by_trial, links to the runs: {tmp_path}/index.html; tuning.md, .csv"
+        said = write_table(tmp_path, "tuning", rows, {"recall_by_settings": figure}, "A note.")
+    assert said == f"table, recall_by_settings, links to the runs: {tmp_path}/index.html; tuning.md, .csv"
     assert (tmp_path / "tuning.md").read_text().splitlines() == [
         "| trial | state | R@1 | loss.alpha |",
         "| --- | --- | --- | --- |",
@@ -93,13 +90,49 @@ def test_a_table_is_left_with_its_figure_and_links_to_the_runs(tmp_path):
     ]
     lines = ["trial,state,R@1,loss.alpha", "trial2,complete,50.0,16", "trial10,failed,,<a|b>"]
     assert (tmp_path / "tuning.csv").read_text().splitlines() == lines
-    assert all((tmp_path / f"recall_by_trial.{kind}").stat().st_size > 1000 for kind in ("svg", "png"))
+    assert all((tmp_path / f"recall_by_settings.{kind}").stat().st_size > 1000 for kind in ("svg", "png"))
     page = (tmp_path / "index.html").read_text()
     assert "<td>complete</td><td>50.0</td>" in page
     assert "&lt;a|b&gt;" in page
     assert page.count("<svg") == 1
-    links = ["trial2/index.html", "trial10/index.html", "loss/seed1/index.html"]
-    assert re.findall('<a href="(.*?)"', page) == links
+    # A run that has a row is linked there.
+    assert re.findall('<td><a href="(.*?)">', page) == ["trial2/index.html", "trial10/index.html"]
+    assert re.findall('<li><a href="(.*?)">', page) == ["loss/seed1/index.html"]
+
+
+def test_parallel_coordinates():
+    def row(alpha, rate, kind, recall):
+        return {"alpha": alpha, "rate": rate, "kind": kind, "R@1": recall}
+
+    rows = [row("16", "1e-3", "b", 50.0), row("32", "1e-1", "a", 70.0), row("64", "1e-2", "b", 60.0)]
+    [axes] = recall_by_settings([*rows, row("8", "1", "c", None)], ["alpha", "rate", "kind"], "R@1").axes
+    *settings, _ = axes.get_xticklabels()
+    assert [each.get_text() for each in settings] == ["alpha", "rate", "kind"]
+    lines = [each for each in axes.lines if len(each.get_ydata()) == 4]
+    # The best last, on top of the others and thick. Rates are on a logarithmic scale, names on even steps.
+    expected = [(0, 0, 1, 0), (1, 0.5, 1, 0.5), (1 / 3, 1, 0, 1)]
+    assert [pytest.approx(each) for each in expected] == [each.get_ydata() for each in lines]
+    assert [each.get_linewidth() for each in lines] == [1.2, 1.2, 3]
+    assert {each.get_text() for each in axes.texts} == {
+        "16",
+        "32",
+        "64",
+        "1e-3",
+        "1e-2",
+        "1e-1",
+        "a",
+        "b",
+        "50.0",
+        "60.0",
+        "70.0",
+    }
+    [axes] = recall_by_settings([row("8", "1", "c", None)], ["alpha"], "R@1").axes
+    assert not axes.lines
+    many = [row(str(100 + each), "1", "a", 50.0) for each in range(100)]
+    [axes] = recall_by_settings(many, ["alpha"], "R@1").axes
+    labels = [each.get_text() for each in axes.texts][:-1]
+    assert {"100", "199"} < set(labels)
+    assert len(labels) < 18
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -445,6 +445,13 @@ class TestRecallAtKClass:
                 metric.update(rows_, labels, index, is_gallery=name == "gallery")
         assert list(metric.compute().values()) == golden["query_gallery_recall"].tolist()
 
+    def test_leading_dimensions_are_embeddings_of_their_own(self) -> None:
+        metric, labels = RecallAtK(1, dims=[2]), torch.tensor([0, 0, 1, 1])
+        metric.update(torch.tensor([[1, 0, 100], [1, 0.1, -100], [10, 10, 100], [0, 5, -100]]), labels)
+        assert metric.compute() == {"recall_at_1": 0, "recall_at_1_dim2": 3 / 4}  # by cosine: lengths differ
+        metric.update(torch.tensor([[0.0, 7, -100], [10, 1, 100]]), torch.tensor([1, 0]), is_gallery=True)
+        assert metric.compute() == {"recall_at_1": 2 / 4, "recall_at_1_dim2": 3 / 4}
+
     def test_without_indices_every_row_counts_in_order_of_arrival(self) -> None:
         metric = RecallAtK(1)
         for label in (4, 4, 9, 4):

@@ -104,3 +104,9 @@ def test_opis_is_0_where_every_class_is_alike_and_leaves_out_single_images() -> 
     assert calibrate_threshold(alike, labels).opis == 0
     assert calibrate_threshold(torch.eye(5).repeat(2, 1)[:9], np.arange(9) % 5).opis == 0  # one image of class 4
     assert calibrate_threshold(torch.cat([alike, alike[:1]]), np.append(labels, 1)).opis > 0.01
+
+
+def test_opis_of_a_class_without_negatives_among_the_thousand_is_a_number() -> None:
+    labels = np.zeros(1002, dtype=int)
+    labels[[1, 3]] = 1  # every second image is compared with
+    assert 0 <= calibrate_threshold(torch.randn(1002, 4), labels).opis <= 1 / 4

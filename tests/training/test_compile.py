@@ -18,6 +18,7 @@ from families import LARGER, WITH_PATHS, WITHOUT_PATHS
 from torch._dynamo.utils import counters
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.losses.metrix import MetrixFeatures
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import compile as compile_module
@@ -182,6 +183,18 @@ def test_a_short_batch_is_not_compiled_again(make_learner: Callable) -> None:
     assert part.shape == (2, 8)
     torch.testing.assert_close(part, whole[:2])
     torch.testing.assert_close(whole, net(images).detach())
+
+
+def test_the_graph_that_returns_features_is_the_one_that_is_checked(make_learner: Callable) -> None:
+    learner = make_learner(regularisers={"mixed": MetrixFeatures()}, compile=True)
+    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    counters.clear()
+    checked, (embeddings, features) = learner(images), learner(images, with_features=True)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert torch.equal(checked, embeddings)
+    torch.testing.assert_close(features, learner.net(images, with_features=True)[1])
+    with torch.no_grad():
+        assert learner(images).shape == (5, 8)
 
 
 def test_a_short_batch_is_filled_up_where_the_network_itself_evaluates_and_gives_the_same(

@@ -15,7 +15,9 @@ from torch.optim.lr_scheduler import StepLR
 
 from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
+from proxy_anchor.losses.metrix import Metrix
 from proxy_anchor.training.callbacks.recall import RecallCallback
+from proxy_anchor.training.module import MetricLearner
 from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -60,6 +62,21 @@ class Bad(ProxyAnchorLoss):
         self.calls += 1
         bad = self.calls == self.at if self.once else self.calls >= self.at
         return super().forward(embeddings, labels) * (float("nan") if bad else 1.0)
+
+
+def test_a_mix_is_of_seed_epoch_and_batch_alone(make_learner: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+    def term(seed: int, epoch: int, batch: int) -> float:
+        learner = make_learner(regularisers={"mixed": Metrix()}, seed=seed)
+        monkeypatch.setattr(MetricLearner, "current_epoch", epoch)
+        torch.rand(seed + epoch + batch)
+        return learner.loss_terms(images, torch.arange(6) % 3, batch)["mixed"].item()
+
+    places = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4)]
+    found = [term(*each) for each in places]
+    assert len({*found}) == 4
+    assert [term(*each) for each in places] == found
 
 
 def test_warmup_moves_head_and_proxies_only_and_then_everything(

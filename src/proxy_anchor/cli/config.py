@@ -142,7 +142,10 @@ def num_folds(cfg: DictConfig) -> int:
 
 
 def further_callbacks(cfg: DictConfig) -> list[pl.Callback]:
-    """Callbacks of the group `callbacks`. Raises UsageError for anything else."""
+    """Callbacks of the group `callbacks`, in a debug mode without those that watch a Recall.
+
+    Raises UsageError for anything else.
+    """
     import pytorch_lightning as pl
     from hydra.utils import instantiate
 
@@ -153,7 +156,18 @@ def further_callbacks(cfg: DictConfig) -> list[pl.Callback]:
                 f"callbacks.{name}: expected a pytorch_lightning.Callback by its _target_, received "
                 f"{type(each).__name__}."
             )
-    return list(found.values())
+    scored = is_scored(cfg)
+    return [each for each in found.values() if scored or "/recall_at_" not in str(getattr(each, "monitor", ""))]
+
+
+def describe_stopping(trainer: pl.Trainer) -> str:
+    """One line on early stopping, or ""."""
+    if (stopping := trainer.early_stopping_callback) is None:
+        return ""
+    return (
+        f"early stopping: training ends when {stopping.monitor} has not improved in "
+        f"{counted(stopping.patience, 'evaluation')} (callbacks=none: after all {trainer.max_epochs} epochs)"
+    )
 
 
 def progress_bars(cfg: DictConfig, further: Sequence[pl.Callback]) -> list[pl.Callback]:
@@ -249,9 +263,10 @@ def make_regularisers(cfg: DictConfig) -> dict[str, Any]:
 
 
 def nested_dims(cfg: DictConfig) -> list[int]:
-    """Numbers of leading dimensions that a regulariser trains as embeddings of their own."""
+    """Numbers of leading dimensions that `Nested` trains as embeddings of their own."""
     regularisers = (cfg.get("regulariser") or {}).values()  # a checkpoint may be older than this key
-    return sorted({dim for each in regularisers for dim in each.get("dims", ())})
+    nested = [each for each in regularisers if each["_target_"].endswith(".Nested")]
+    return sorted({dim for each in nested for dim in each.get("dims", ())})
 
 
 def compilation(cfg: DictConfig, num_eval_images: int) -> dict[str, Any]:

@@ -88,7 +88,9 @@ def _unknown_key(key: str, parent: DictConfig) -> str:
     groups = {group: parent._get_node(group) for group in known}
     inside = [f"{group}.{name}" for group, node in groups.items() if isinstance(node, DictConfig) and name in node]
     hint = f" Did you mean {' or '.join(map(repr, inside))}?" if inside else did_you_mean(name, known)
-    return f"unknown key {key!r}.{hint} Known{f' in {place}' if place else ''}: {', '.join(known)}."
+    if (Path(CONF) / place / f"{name}.yaml").is_file():
+        hint = f" Choose it first: {place}={name}."
+    return f"unknown key {key!r}.{hint} Known{f' in {place}' if place else ''}: {', '.join(known) or 'none'}."
 
 
 def _unknown_choice(group: str, name: str) -> str:

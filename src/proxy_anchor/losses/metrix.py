@@ -10,9 +10,9 @@ anchors are the proxies p, with s the cosine:
     + mean over all p of log(1 + sum over v of (1 - y) exp(alpha (s(v, p) + delta))),
 
 added to the loss of the plain batch. The paper's values: lambda ~ Beta(2, 2), weight 0.4. It mixes images, feature maps
-or embeddings; here `Metrix` mixes embeddings and `MetrixFeatures` pooled features, before the head. Each row is mixed
-with the next one of another class, by one lambda for each batch, as in the authors' code; that code, for the
-contrastive loss, forms all pairs of a positive and a negative instead.
+or embeddings; here `Metrix` mixes embeddings and `MetrixFeatures` pooled features, before the head. One lambda for each
+batch, as in the authors' code. That code is for the contrastive loss and mixes all pairs of a positive and a negative;
+here each row is mixed with the next one of another class.
 Reported for Proxy-Anchor: higher Recall@1 on CUB-200-2011, Cars-196, SOP and In-Shop, the most by feature maps.
 """
 

@@ -47,6 +47,8 @@ class Nested(Regulariser):
         temperature: float = 1.0,
     ) -> None:
         super().__init__(weight)
+        if not isinstance(dims, Sequence):
+            raise UsageError(f"regulariser.nested.dims={dims}: expected a list, as in dims=[64].")
         for dim in dims:
             check_int("regulariser.nested.dims", dim, 1)
         check_number("regulariser.nested.gamma", gamma, 0)
@@ -57,9 +59,11 @@ class Nested(Regulariser):
         """Raise UsageError for a loss of another kind, or a d that is not below its D."""
         super().check(loss)
         assert isinstance(loss, ProxyLoss)
-        if max(self.dims, default=loss.embedding_dim) >= loss.embedding_dim:
+        whole = loss.embedding_dim
+        if max(self.dims, default=whole) >= whole:
             raise UsageError(
-                f"regulariser.nested.dims={self.dims}: expected numbers below embedding_dim={loss.embedding_dim}."
+                f"regulariser.nested.dims={self.dims}: expected numbers below embedding_dim={whole}, as in "
+                f"regulariser.nested.dims=[{whole // 4},{whole // 2}]."
             )
 
     def forward(self, embeddings: Tensor, labels: Tensor, proxies: Tensor, loss: ProxyLoss) -> Tensor:

@@ -52,4 +52,7 @@ class ProxySynthesis(Regulariser):
                 (proxies, labels[first], labels[second]),
             )
         )
-        return rows, torch.cat([labels, len(proxies) + first]), centres
+        # A batch of one class has no pairs: its rows are repeated, and further proxies are zero, without gradient.
+        alone = labels[first] == labels[second]
+        centres[len(proxies) :].masked_fill_(alone[:, None], 0)
+        return rows, torch.cat([labels, torch.where(alone, labels[first], len(proxies) + first)]), centres

@@ -24,9 +24,9 @@ class Regulariser(nn.Module):
     """A term that is added to the loss of a batch, times `weight`.
 
     `forward(embeddings, labels, proxies)` returns a scalar. embeddings: (B, D) of the global batch, of unit length.
-    labels: (B,). proxies: the (C, D) parameter of the loss, or None. It may name further arguments: loss (the module),
-    random (a numpy Generator, in the same state on every rank), features ((B, F), pooled, before the head) and head
-    (features to embeddings that are not normalised).
+    labels: (B,). proxies: the parameter of the loss, (C, D), or (C M, D) for M per class; None for a loss without. It
+    may name further arguments: loss (the module), random (a numpy Generator, in the same state on every rank), features
+    ((B, F), pooled, before the head) and head (features to embeddings that are not normalised).
 
     A regulariser that has `mix(embeddings, labels, proxies, random)` returns the batch and the proxies that the loss
     sees instead, of unit length; further labels belong to further proxies. Its forward, if any, sees the given ones.
@@ -56,6 +56,14 @@ class Regulariser(nn.Module):
             )
 
 
+def check_regularisers(loss: nn.Module, regularisers: Mapping[str, Regulariser]) -> None:
+    """Raise UsageError for a regulariser that is named loss, or that the loss does not fit."""
+    if "loss" in regularisers:
+        raise UsageError("regulariser.loss: a regulariser cannot be named loss; choose another name.")
+    for each in regularisers.values():
+        each.check(loss)
+
+
 def wants(regulariser: nn.Module) -> set[str]:
     """Which of WANTED its forward names."""
     return {*inspect.signature(regulariser.forward).parameters} & {*WANTED}
@@ -74,14 +82,10 @@ def regularised_loss(
 ) -> dict[str, Tensor]:
     """{"loss": of the (mixed) batch, NAME: weight x term}, scalars in float32 or float64.
 
-    Raises UsageError for a regulariser that is named loss.
-
     embeddings, labels, features, head, random: see `Regulariser`. compute: the compiled loss, for a batch that is not
     mixed.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
-        if "loss" in regularisers:
-            raise UsageError("regulariser.loss: a regulariser cannot be named loss; choose another name.")
         proxies = getattr(loss, "proxies", None)
         if mixes := [each.mix for each in regularisers.values() if each.mix is not None]:
             assert isinstance(loss, ProxyLoss)

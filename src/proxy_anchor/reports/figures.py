@@ -216,15 +216,68 @@ def recall_curves(results: Mapping[str, Sequence[Mapping[str, Any]]], *, against
     return figure
 
 
-def recall_by_run(rows: Sequence[Mapping[str, Any]], column: str) -> Figure:
-    """A point per row of a table that has a Recall in this column, in percent; its name: the row's strings."""
-    known = [row for row in rows if row.get(column) is not None]
-    names = [", ".join(f"{key} {value}" for key, value in row.items() if isinstance(value, str)) for row in known]
-    figure, axes = empty_figure(7.0, min(1.2 + 0.25 * len(known), 40.0))
-    axes.plot([row[column] for row in known], names, _MARKERS[0], color=COLOURS[0])
-    axes.invert_yaxis()
-    axes.set_xlabel(f"{column} (%)")
-    axes.grid(alpha=0.3)
+def run_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    """Recall at the smallest K, of each set, and training loss of one run's evaluations against the epoch."""
+    k = next(iter(history[-1]["recall"]))
+
+    def shares(key: str) -> dict[int, float]:
+        return {row["epoch"]: 100 * row[key][k] for row in history if row.get(key)}
+
+    loss = {row["epoch"]: row["train_loss"] for row in history if row.get("train_loss") is not None}
+    made = {}
+    for label, lines in {
+        f"Recall@{k} (%)": {"searched classes": shares("recall"), "held-out classes": shares("validation")},
+        "training loss": {"": loss},
+    }.items():
+        made[label], axes = empty_figure(5.0, 3.2)
+        known = {name: line for name, line in lines.items() if line}
+        for (name, line), colour, style in zip(known.items(), COLOURS, _STYLES, strict=False):
+            axes.plot(list(line), list(line.values()), style, color=colour, marker=".", label=name)
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        if len(known) > 1:
+            axes.legend(frameon=False)
+    return made
+
+
+def recall_by_settings(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], column: str) -> Figure:
+    """Parallel coordinates: a line per row through its settings to this Recall in percent, the best one thick.
+
+    Args:
+        rows: of a table; one without this Recall is left out.
+        settings: columns with strings; numbers have a scale, logarithmic from a ratio of 20 on, others even steps.
+        column: the last axis.
+    """
+    known = sorted((row for row in rows if row.get(column) is not None), key=lambda row: row[column])
+    figure, axes = empty_figure(max(5.0, 1.5 * len(settings) + 2), 3.8)
+    heights = []
+    for place, key in enumerate([*settings, column] if known else []):
+        names = [f"{row[key]:.1f}" if key == column else str(row.get(key, "-")) for row in known]
+        try:
+            values = np.array([float(each) for each in names])
+            if values.min() > 0 and values.max() >= 20 * values.min():
+                values = np.log(values)
+        except ValueError:
+            values = np.unique(names, return_inverse=True)[1].astype(float)
+        low, span = values.min(), np.ptp(values)
+        heights.append((values - low) / span if span else np.full(len(known), 0.5))
+        ticks = dict(zip(heights[-1].tolist(), names, strict=True))
+        axes.axvline(place, color="#999999", linewidth=1)
+        labelled: list[float] = []  # lowest, highest, and all between that do not cover another
+        for height in [*sorted(ticks)[:1], *sorted(ticks)[:0:-1]]:
+            if all(abs(height - other) > 0.06 for other in labelled):
+                labelled.append(height)
+                text = axes.annotate(ticks[height], (place, height), (4, 0), textcoords="offset points", va="center")
+                text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})
+    for number, line in enumerate(zip(*heights, strict=True), start=1):
+        best = number == len(known)
+        colour = matplotlib.colormaps["cividis_r"](0.2 + 0.8 * line[-1])  # pale to dark
+        axes.plot(line, color=colour, linewidth=3 if best else 1.2)
+    axes.set_xticks(range(len(settings) + 1), [*settings, f"{column} (%)"])
+    axes.set_xlim(-0.1, len(settings) + 0.4)
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
     return figure
 
 

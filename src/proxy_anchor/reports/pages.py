@@ -19,8 +19,8 @@ from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input, rea
 from proxy_anchor.data.table import Splits
 from proxy_anchor.inference.hits import Hit, vote
 from proxy_anchor.inference.retriever import Retriever
-from proxy_anchor.reports.figures import recall_curves
-from proxy_anchor.reports.gallery import nearest_images
+from proxy_anchor.reports.figures import run_curves
+from proxy_anchor.reports.gallery import choose_queries, nearest_images
 from proxy_anchor.utils import write_text
 
 PAGE_FILE = "index.html"
@@ -47,26 +47,35 @@ def _listed(values: Mapping[str, Any], *left_out: str) -> str:
     return f" ({listed})" if listed else ""
 
 
-def write_run_page(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> None:
-    """Write index.html: results, curves, gallery.png of the folder, environment, config.
+def write_run_page(
+    folder: Path,
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
+    data: str,
+    splits: Splits,
+    embeddings: Sequence[Tensor],
+) -> None:
+    """Write index.html: results, curves, classes, gallery, environment, config.
 
     Args:
         folder: the run folder.
         config: of the run, plain types.
         result: contents of result.json.
         data: description of images and classes.
+        splits: images and labels.
+        embeddings: of the selected epoch, see `retrieval_gallery`.
     """
-    k = int(next(iter(result["last"]["recall"])))
-    name = f"{config['dataset']['name']}, {config['backbone']['name']}, {config['embedding_dim']}-d"
-    curves = {each: recall_curves({name: [result]}, against=each, k=k) for each in ("epoch", "seconds")}
-    gallery = folder / "gallery.png"
+    run = config["run"]
+    searched = {f"searched ({name})": query.classes for name, (query, _) in splits.evaluated.items()}
     page = templates().get_template("run.html")
     text = page.render(
-        name=name,
+        run=run,
+        name=f"{splits.name}, {config['backbone']['name']}, {config['embedding_dim']}-d",
         data=data,
         result={"warnings": [], **result},
-        curves=[inline_svg(figure, against) for against, figure in curves.items()],
-        gallery=gallery.read_bytes() if gallery.is_file() else None,
+        curves=[inline_svg(figure, name) for name, figure in run_curves(result["history"]).items()],
+        classes={"trained": splits.train.classes, **searched},
+        queries=_rows(splits, {run: embeddings}, choose_queries(splits.query.labels, 8, seed=0), 6),
         config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
     )
     write_text(folder / PAGE_FILE, text)
@@ -90,9 +99,18 @@ def write_retrieval_page(
     The page filters by a string in class or path, and by the first neighbour: hit, miss, or different by model.
     models: {name: embeddings}, see `retrieval_gallery`. queries: rows of splits.query.
     """
+    rows = _rows(splits, models, queries, k)
+    page = templates().get_template("retrieval.html")
+    write_text(file, page.render(name=splits.name, models=list(models), queries=rows))
+
+
+def _rows(
+    splits: Splits, models: Mapping[str, Sequence[Tensor]], queries: Sequence[int], k: int
+) -> list[dict[str, Any]]:
+    """Tiles of each query and, by model, of its K nearest images; see `write_retrieval_page`."""
     query, gallery = splits.query, splits.gallery or splits.query
     found = {name: nearest_images(splits, embeddings, queries, k) for name, embeddings in models.items()}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, index in enumerate(queries):
         name, path = query.classes[query.labels[index]], query.paths[index]
         row: dict[str, Any] = {"text": f"{name} {path.name}", "query": _tile(path, "query", "query", name), "found": {}}
@@ -106,8 +124,7 @@ def write_retrieval_page(
             row["found"][model] = tiles
             first.append(tiles[0]["state"] if tiles else "miss")
         rows.append(row | {"first": " ".join(first)})
-    page = templates().get_template("retrieval.html")
-    write_text(file, page.render(name=splits.name, models=list(models), queries=rows))
+    return rows
 
 
 def _tile(path: Path, state: str, *lines: str) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def make_result(
         "best": recall.best.as_dict(),
         "last": history[-1].as_dict(),
         "history": [each.as_dict() for each in history],
+        "max_epochs": trainer.max_epochs,
         "seconds_per_epoch": median(epoch_seconds),
         "train_images_per_second": images_per_epoch / median(each.train_seconds for each in whole),
         "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
@@ -151,6 +152,8 @@ def summary(result: dict[str, Any], folder: Path) -> str:
             at = f"epoch {row['epoch']}" if row["epoch"] else "start"
             lines.append(f"  {name:<9}  {recall}  ({at})")
     lines.append(f"  {result['searched']} classes; epoch selected by {result['selected_by']}")
+    if (ended := result["last"]["epoch"]) < result.get("max_epochs", ended):
+        lines.append(f"  training ended early, after epoch {ended} of {result['max_epochs']}")
     lines.append(
         f"  {result['seconds_per_epoch']:.1f} s per epoch: {result['train_images_per_second']:.0f} images/s training, "
         f"{result['eval_images_per_second']:.0f} images/s evaluating, on {result['device']}"
@@ -225,6 +228,6 @@ def finish_run(
     """
     retrieval_gallery(data.splits, embeddings).save(folder / "gallery.png")
     write_model_card(folder, config, result, data.describe())
-    write_run_page(folder, config, result, data.describe())
+    write_run_page(folder, config, result, data.describe(), data.splits, embeddings)
     write_json(folder / RESULT_FILE, result)  # last: it marks the run as finished
     print(summary(result, folder), flush=True)

@@ -126,13 +126,22 @@ def write_table(
     json_normalize(flat, sep=" ").to_csv(folder / f"{name}.csv", index=False)
     for file, figure in figures.items():
         save_figure(figure, folder / file)
-    links = (each.relative_to(folder).as_posix() for each in folder.glob(f"*/**/{PAGE_FILE}"))
-    pictures = [inline_svg(figure, each) for each, figure in figures.items()]
-    shown = {"name": folder.name, "lines": _lines(rows, 1), "note": note, "figures": pictures}
-    write_text(
-        folder / PAGE_FILE,
-        templates().get_template("table.html").render(shown, links=sorted(links, key=lambda each: (len(each), each))),
+    lines = _lines(rows, 1)
+    links = sorted(
+        (each.relative_to(folder).as_posix() for each in folder.glob(f"*/**/{PAGE_FILE}")), key=lambda x: (len(x), x)
     )
+    pages = {first: link for first, *_ in lines[1:] if (link := f"{first}/{PAGE_FILE}") in links}
+    page = templates().get_template("table.html")
+    text = page.render(
+        kind=name,
+        name=folder.name,
+        lines=lines,
+        pages=pages,
+        others=[each for each in links if each not in pages.values()],
+        note=note,
+        figures=[inline_svg(figure, each) for each, figure in figures.items()],
+    )
+    write_text(folder / PAGE_FILE, text)
     return f"table, {', '.join(figures)}, links to the runs: {folder / PAGE_FILE}; {name}.md, .csv"
 
 
@@ -170,11 +179,13 @@ def notes(results: Mapping[str, Sequence[Result]]) -> str:
         (loss, run["config"]["data"]["batch_size"]) for loss, runs in results.items() for run in runs if "config" in run
     ]
     listed = ", ".join(f"{size} ({loss})" for loss, size in dict.fromkeys(sizes))
+    added = sorted({name for run in runs for name in run.get("config", {}).get("regulariser", {})})
     return (
         f"Recall@K in percent of the {runs[0]['searched']} classes, mean ± standard deviation over seeds. best: the "
         f"epoch with the highest Recall@{k}; last: the final one. Untrained Recall@{k}: {', '.join(starts) or '-'}. "
         f"Epochs and seconds (training and evaluation) until Recall@{k} reaches a level; in brackets how many runs do. "
         + (f"Wrong training labels: {', '.join(f'{100 * each:.1f} %' for each in noise)}. " if any(noise) else "")
+        + (f"Regularisers: {', '.join(added)}. " if added else "")
         + (f"Batch sizes differ: {listed}. " if len({size for _, size in sizes}) > 1 else "")
         + f"On {', '.join(sorted({run['device'] for run in runs}))}."
     )

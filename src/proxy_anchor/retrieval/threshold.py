@@ -114,7 +114,7 @@ def operating_point_inconsistency(
     thresholds = torch.linspace(low, high, num_thresholds, device=distances.device)
 
     def share_within(values: Tensor) -> Tensor:
-        return torch.searchsorted(values.sort().values, thresholds, right=True).double() / len(values)
+        return torch.searchsorted(values.sort().values, thresholds, right=True).double() / max(1, len(values))
 
     utilities = []
     for each in classes.unique():

@@ -320,13 +320,15 @@ def sweep_table(folder: Path, jobs: Sequence[tuple[int, Sequence[str], Path, str
 
     Where a job has finished, `folder` gets the table, a figure and a page, see `write_table`.
     """
-    from proxy_anchor.reports.figures import recall_by_run
+    from proxy_anchor.reports.figures import recall_by_settings
 
     shared = set.intersection(*(set(overrides) for _, overrides, _, _ in jobs))
-    rows = []
+    rows: list[dict[str, Any]] = []
+    settings: dict[str, None] = {}
     for number, overrides, place, reason in jobs:
-        row: dict[str, Any] = {"job": str(number)}
+        row = {"job": str(number)}
         row |= dict(each.lstrip("+").split("=", 1) for each in overrides if each not in shared and "=" in each)
+        settings |= dict.fromkeys(row)
         result = None if reason else read_result(place)
         if result is not None:
             best, last, selected = (result[each] for each in ("best", "last", "selected"))
@@ -340,5 +342,6 @@ def sweep_table(folder: Path, jobs: Sequence[tuple[int, Sequence[str], Path, str
     columns = [key for row in rows for key in row if key.startswith(("best R@", "validation R@"))]
     if not columns:
         return format_table(rows)
-    figure = recall_by_run(rows, max(columns, key=lambda each: each.startswith("validation")))
-    return f"{format_table(rows)}\n{write_table(folder, 'sweep', rows, {'recall_by_job': figure})}"
+    column = max(columns, key=lambda each: each.startswith("validation"))
+    figure = recall_by_settings(rows, list(settings)[1:] or ["job"], column)
+    return f"{format_table(rows)}\n{write_table(folder, 'sweep', rows, {'recall_by_settings': figure})}"

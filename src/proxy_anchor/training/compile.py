@@ -35,19 +35,22 @@ class CompiledNet:
         net: images (B, 3, H, W) to embeddings (B, D).
         num_evaluated: images that will be embedded without gradients; below MANY_IMAGES they run through `net` itself.
             None: many.
+        with_features: the training forward returns pooled features too, in every call: one graph is compiled and
+            checked.
     """
 
-    def __init__(self, net: nn.Module, *, num_evaluated: int | None = None) -> None:
+    def __init__(self, net: nn.Module, *, num_evaluated: int | None = None, with_features: bool = False) -> None:
         # The compiler's random numbers differ from the plain network's, with which it is compared.
         draws = any(isinstance(module, DropPath) and module.drop_prob for module in net.modules())
         self._forward = torch.compile(
             net.forward, dynamic=False, options={"fallback_random": draws, **compiler_options()}
         )
+        self._more = {"with_features": True} if with_features else {}
         self._longest = {True: 0, False: 0}  # with and without gradients
         self._net = net if num_evaluated is not None and num_evaluated < MANY_IMAGES else None
 
-    def __call__(self, images: Tensor, **more: bool) -> Any:
-        """As the network's own forward; `more`, its further arguments, in training alone."""
+    def __call__(self, images: Tensor, with_features: bool = False) -> Any:
+        """As the network's own forward; with_features: in training alone."""
         training, count = torch.is_grad_enabled(), len(images)
         self._longest[training] = max(self._longest[training], count)
         missing = self._longest[training] - count
@@ -58,9 +61,10 @@ class CompiledNet:
         if self._net is not None and not training:
             return self._net(images)[:count]
         torch.compiler.cudagraph_mark_step_begin()  # the graph may overwrite what it returned before
-        embeddings = self._forward(images, **more)
-        # An evaluation keeps its embeddings longer than the graph does.
-        return embeddings if training else embeddings[:count].clone()
+        if not training:  # an evaluation keeps its embeddings longer than the graph does
+            return self._forward(images)[:count].clone()
+        found = self._forward(images, **self._more)
+        return found[0] if self._more and not with_features else found
 
 
 def compile_loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from proxy_anchor.data.sampling import PKBatches, share_seen
 from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
-from proxy_anchor.losses.regulariser import Regulariser, regularised_loss, wants
+from proxy_anchor.losses.regulariser import Regulariser, check_regularisers, regularised_loss, wants
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.checkpoint import (
     CHECKPOINT_FORMAT,
@@ -90,16 +91,19 @@ class MetricLearner(pl.LightningModule):
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.lr, self.groups, self.warmup_epochs = optimizer.keywords["lr"], groups, warmup_epochs
         self.net, self.loss, self.seed = net, loss, seed
+        check_regularisers(loss, regularisers or {})
         self.regularisers = nn.ModuleDict(dict(regularisers or {}))
-        for each in self.regularisers.values():
-            each.check(loss)  # type: ignore[operator]
         self.wants_features = any("features" in wants(each) for each in self.regularisers.values())
         if isinstance(loss, MetricLoss):
             loss.check_labels = False  # checked once by the data module; each check waits for the GPU
         self.metadata = metadata or {}
         self.compiled, self.compiled_loss = None, None
         if compile:
-            self.compiled = CompiledNet(net.to(memory_format=torch.channels_last), num_evaluated=num_evaluated)
+            self.compiled = CompiledNet(
+                net.to(memory_format=torch.channels_last),
+                num_evaluated=num_evaluated,
+                with_features=self.wants_features,
+            )
             mixed = any(each.mix for each in self.regularisers.values())  # the loss is called with other proxies
             if isinstance(loss, ProxyAnchorLoss) and not mixed:  # other losses look at values on the host
                 self.compiled_loss = compile_loss(loss.forward)
@@ -118,39 +122,37 @@ class MetricLearner(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Images in, embeddings out, loss on the global batch, log."""
         images, labels, *_ = batch
-        embedded = self(images, with_features=True) if self.wants_features else (self(images),)
-        loss = self.compute_loss(embedded[0], labels, *embedded[1:], batch_idx=batch_idx)
+        terms = self.loss_terms(images, labels, batch_idx)
+        loss = reduce(add, terms.values())
         self._loss_finite = self._loss_finite.to(loss.device) & torch.isfinite(loss.detach())
         # Not prog_bar: the trainer would copy it from the GPU, and wait, in every step. See LossBar.
         self.log("train/loss", loss, on_step=True, on_epoch=True, batch_size=len(labels))
+        if self.regularisers:
+            logged = {f"train/{name}_term": term.detach() for name, term in terms.items()}
+            self.log_dict(logged, on_step=False, on_epoch=True, batch_size=len(labels))
         return loss
 
-    def compute_loss(
-        self, embeddings: Tensor, labels: Tensor, features: Tensor | None = None, *, batch_idx: int = 0
-    ) -> Tensor:
-        """Loss () of the batches of all processes; embeddings (B, D) and labels (B,) are of this process.
+    def loss_terms(self, images: Tensor, labels: Tensor, batch_idx: int = 0) -> dict[str, Tensor]:
+        """{"loss": the loss, NAME: weighted term of a regulariser}, scalars, of the batches of all processes.
 
-        features: (B, F), where a regulariser wants them.
+        images (b, 3, H, W) and labels (b,) are of this process.
         """
-        if features is not None:
-            features, _ = gather_batch(features, labels)
+        embeddings, *features = self(images, with_features=True) if self.wants_features else (self(images),)
+        features = [gather_batch(each, labels)[0] for each in features]
         embeddings, labels = gather_batch(embeddings, labels)
         if not self.regularisers:
-            return (self.compiled_loss or self.loss)(embeddings, labels)
-        terms = regularised_loss(
+            return {"loss": (self.compiled_loss or self.loss)(embeddings, labels)}
+        return regularised_loss(
             self.loss,
             self.regularisers,  # type: ignore[arg-type]
             embeddings,
             labels,
             # Not torch's generators, whose states differ between ranks, and after resuming.
             random=np.random.default_rng([self.seed, self.current_epoch, batch_idx]),
-            features=features,
+            features=features[0] if features else None,
             head=self.net.head,
             compute=self.compiled_loss,
         )
-        logged = {f"train/{name}_term": term.detach() for name, term in terms.items()}
-        self.log_dict(logged, on_step=False, on_epoch=True, batch_size=len(labels))
-        return torch.stack([*terms.values()]).sum()
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """Embeddings with their dataset indices and labels; a callback gathers and scores them."""

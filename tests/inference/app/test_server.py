@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from proxy_anchor import Retriever
 from proxy_anchor.errors import UsageError
+from proxy_anchor.inference.app import pictures
 from proxy_anchor.inference.app import server as module
 from proxy_anchor.inference.app.server import make_app
+from proxy_anchor.inference.retriever import Item
 
 
 @pytest.fixture
@@ -52,8 +59,9 @@ def test_upload_is_searched_with_every_model(address: str, tmp_path: Path) -> No
     first, second = [result["hits"] for result in json.loads(body)["results"]]
     for hits in (first, second):
         assert len(hits) == 4
-        assert hits[0]["name"].endswith("dog/2.png")
-        assert hits[0]["label"] == "dog"
+        assert hits[0]["name"] == "2.png"
+        assert hits[0]["path"].endswith("dog/2.png")
+        assert (hits[0]["label"], hits[0]["ratio"]) == ("dog", 1.0)
     assert [hit["similarity"] for hit in first] != [hit["similarity"] for hit in second]
 
 
@@ -62,24 +70,91 @@ def test_search_from_a_gallery_image_asks_every_model_that_has_it(address: str, 
     assert retrievers["second"].id_of(name) == 15
     for path in ("/api/search/0/7?k=5", "/api/search/1/15?k=5"):
         answer = json.loads(ask(address, path)[2])
-        assert answer["name"] == name
+        assert answer["query"]["path"] == name
         for result, retriever in zip(answer["results"], retrievers.values(), strict=True):
             expected = retriever.search_item(retriever.id_of(name), 5)
-            assert [hit["name"] for hit in result["hits"]] == [hit.name for hit in expected]
+            assert [hit["path"] for hit in result["hits"]] == [hit.name for hit in expected]
     first, second = json.loads(ask(address, "/api/search/0/0")[2])["results"]  # which the second model lacks
     assert len(first["hits"]) == 10
     assert second["hits"] == []
-    assert "is not in the gallery" in second["error"]
+    assert second["error"] == "0.png is not in the gallery."
 
 
-def test_map_and_thumbnails(address: str) -> None:
+def test_map_and_pictures(address: str, tmp_path: Path) -> None:
     _, _, body = ask(address, "/api/map/1")
     points = json.loads(body)["points"]
     assert len(points) == 14
     assert all(0 <= point["x"] <= 1 and 0 <= point["y"] <= 1 for point in points)
     status, headers, body = ask(address, f"/thumbnail/1/{points[0]['id']}")
-    assert (status, headers["content-type"]) == (200, "image/jpeg")
-    assert body.startswith(b"\xff\xd8")
+    assert (status, headers["content-type"], body[8:12]) == (200, "image/webp", b"WEBP")
+    assert headers["cache-control"] == "private, max-age=86400"
+    status, headers, body = ask(address, f"/image/1/{points[0]['id']}")
+    assert (status, headers["content-type"], body) == (200, "image/png", Path(points[0]["path"]).read_bytes())
+
+
+def test_thumbnails_are_sharp_on_dense_screens(tmp_path: Path) -> None:
+    for size, expected in {(1600, 1000): (640, 400), (3000, 300): (800, 80), (90, 60): (90, 60)}.items():
+        file = tmp_path / f"{size[0]}.png"
+        Image.new("RGB", size, "orange").save(file)
+        assert Image.open(io.BytesIO(pictures.thumbnail(str(file))[0])).size == expected
+        assert pictures.ratio(str(file)) == size[0] / size[1]
+
+
+def test_only_images_are_served_and_as_images(address: str, retrievers, tmp_path: Path) -> None:
+    """The type is the content's, not the name's: what is no image (any more) is not served."""
+    first = Path(retrievers["first"].items[0].name)
+    first.write_bytes(b"<html><script>alert(1)</script>")
+    assert ask(address, "/image/0/0")[0] == 404
+    assert ask(address, "/thumbnail/0/0")[0] == 404
+    Image.new("RGB", (20, 10), "orange").save(first, "TIFF")  # which browsers do not show
+    status, headers, body = ask(address, "/image/0/0")
+    assert (status, headers["content-type"], body[1:4]) == (200, "image/png", b"PNG")
+
+
+def test_gallery_orders(address: str) -> None:
+    def listed(options: str) -> tuple[int, list[dict]]:
+        answer = json.loads(ask(address, f"/api/gallery/0?{options}")[2])
+        return answer["total"], answer["images"]
+
+    total, images = listed("seed=1")
+    assert (total, sorted(each["id"] for each in images)) == (15, list(range(15)))
+    assert images == listed("seed=1")[1] != listed("seed=2")[1]
+    assert listed("seed=1&offset=10")[1] == images[10:]
+    assert [each["label"] for each in listed("order=class")[1]] == ["cat"] * 5 + ["dog"] * 5 + ["eel"] * 5
+    assert sorted(each["label"] for each in listed("order=example")[1]) == ["cat", "dog", "eel"]
+    total, images = listed("class=E")  # any letters of a class's name
+    assert (total, {each["label"] for each in images}) == (5, {"eel"})
+    assert listed("class=none") == (0, [])
+    for options in ("order=size", "offset=-1", "seed=x"):
+        status, _, body = ask(address, f"/api/gallery/0?{options}")
+        assert status == 404
+        assert options.partition("=")[0] in json.loads(body)["error"]
+
+
+def test_a_gallery_of_100_000_images_is_listed_in_parts(serving: Callable) -> None:
+    count = 100_000
+    items = {id_: Item(f"missing/{id_}.png", f"class {id_ % 5000}", "") for id_ in range(count)}
+    retriever = MagicMock(items=items, embeddings=(np.arange(count), None), threshold=None)
+    retriever.__len__.return_value = count
+    with serving(make_app({"made up": retriever})) as address:
+        start = time.perf_counter()
+        ids: list[int] = []
+        for offset in (0, 100, 50_000, 99_950):
+            answer = json.loads(ask(address, f"/api/gallery/0?order=class&offset={offset}")[2])
+            assert answer["total"] == count
+            ids += [each["id"] for each in answer["images"]]
+        assert len(ids) == len(set(ids)) == 350
+        assert json.loads(ask(address, "/api/gallery/0?class=class 4999".replace(" ", "%20"))[2])["total"] == 20
+        assert time.perf_counter() - start < 5  # about 0.2 s on an idle core
+
+
+def test_visitors_from_elsewhere_see_names_without_folders(address: str, tmp_path: Path) -> None:
+    for path in ("/api/search/0/7", "/api/search/0/0", "/api/gallery/0", "/api/map/0"):
+        assert str(tmp_path).encode() in ask(address, path)[2]
+        # uvicorn takes this header from a proxy on this machine.
+        body = ask(address, path, X_Forwarded_For="203.0.113.9")[2]
+        assert b".png" in body
+        assert str(tmp_path).encode() not in body
 
 
 def test_k_is_cut_to_the_gallery_and_checked(address: str, tmp_path: Path) -> None:
@@ -121,7 +196,12 @@ def test_bad_uploads_get_a_message(address: str, content: bytes, kind: str, stat
         "/../../../../etc/passwd",
         "/..%2f..%2fetc%2fpasswd",
         "/page.html",
+        "/server.py",
         "/thumbnail/0/99",
+        "/image/0/99",
+        "/image/9/0",
+        "/image/0/../../page.html",
+        "/api/gallery/7",
         "/thumbnail/9/0",
         "/api/search/0/99",
         "/api/search/7/0",

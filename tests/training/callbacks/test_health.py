@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from torch.optim import SGD, AdamW
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
-from proxy_anchor.data.table import ImageTable
+from proxy_anchor.data.table import ImageTable, Splits, make_tables
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.model_card import model_card
 from proxy_anchor.reports.pages import write_run_page
@@ -150,7 +150,9 @@ def test_classes_that_no_batch_held_are_named_at_the_end(watched, splits):
     assert restored._seen.tolist() == [True, True, True, False]
 
 
-def test_warnings_stand_in_everything_that_a_run_leaves_behind(tmp_path):
+def test_warnings_stand_in_everything_that_a_run_leaves_behind(tmp_path, write_images):
+    [table] = make_tables(write_images({"a": 2}))
+    splits = Splits("made up", table, table)
     config = OmegaConf.to_container(compose_train(), resolve=True)
     row = {"epoch": 1, "recall": {"1": 0.5}, "validation": None}
     text = "epoch 1: the embeddings have collapsed (mean pairwise similarity 0.99 > 0.98)."
@@ -168,7 +170,7 @@ def test_warnings_stand_in_everything_that_a_run_leaves_behind(tmp_path):
     for warnings in ([], [text]):
         made = result | {"warnings": warnings}
         assert (f"Warning: {text}" in model_card(config, made, "data")) == bool(warnings)
-        write_run_page(tmp_path, config, made, "data")
+        write_run_page(tmp_path, config, made, "data", splits, [torch.eye(2)])
         assert (escape(text) in (tmp_path / "index.html").read_text()) == bool(warnings)
         assert (f"warning: {text}" in summary(made, Path("x"))) == bool(warnings)
 

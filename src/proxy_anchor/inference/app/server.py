@@ -1,21 +1,26 @@
 """A local page that searches by picture.
 
-The browser fetches nothing from elsewhere, and pictures are requested by number, never by path.
+The browser fetches nothing from elsewhere, and pictures are requested by number, never by path. Visitors from other
+machines see the names of files, without folders.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from proxy_anchor.data.images import open_input
-from proxy_anchor.errors import UsageError, check_int
+from proxy_anchor.errors import UsageError, check_choice, check_int
+from proxy_anchor.inference.app import pictures
 from proxy_anchor.inference.hits import Hit, vote
 from proxy_anchor.inference.retriever import Retriever
 from proxy_anchor.retrieval.embedding_map import embedding_map
@@ -34,11 +39,16 @@ except ImportError as missing:
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # Pillow's names
 LOCAL = ("127.0.0.1", "localhost")
-MAX_NEIGHBOURS = 50
+MAX_NEIGHBOURS = 200
+PART_IMAGES = 100  # of the gallery, in one answer
+ORDERS = ("random", "class", "example")
 MAP_IMAGES = 2000  # more points hide each other: of larger galleries a random part is drawn
 _STATIC = {
     "": ("page.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
+    "grid.js": ("grid.js", "text/javascript"),
+    "map.js": ("map.js", "text/javascript"),
+    "own.js": ("own.js", "text/javascript"),
     "page.css": ("page.css", "text/css"),
 }
 _HEADERS = {
@@ -70,8 +80,10 @@ def make_app(
         Route("/api/about", page.about),
         Route("/api/search", page.search_upload, methods=["POST"]),
         Route("/api/search/{model:int}/{id:int}", page.search_item),
+        Route("/api/gallery/{model:int}", page.gallery),
         Route("/api/map/{model:int}", page.map),
         Route("/thumbnail/{model:int}/{id:int}", page.thumbnail),
+        Route("/image/{model:int}/{id:int}", page.image),
         Route("/{name}", _static),
         Route("/", _static),
     ]
@@ -113,14 +125,26 @@ class _Page:
     def __init__(self, retrievers: Mapping[str, Retriever], max_bytes: int, max_pixels: int) -> None:
         self.names, self.retrievers = list(retrievers), list(retrievers.values())
         self.max_bytes, self.max_pixels = max_bytes, max_pixels
+        self.orders = [_Orders(each) for each in self.retrievers]
         self._lock = threading.Lock()  # one network pass or search at a time
         self._map_lock = threading.Lock()  # separate: a map takes seconds, and searches continue meanwhile
-        self._maps: dict[int, list[dict[str, Any]]] = {}
+        self._maps: dict[int, list[tuple[int, float, float]]] = {}
+        # Of one start of the server: browsers keep pictures, and another start may have other images.
+        self._version = secrets.token_hex(4)
 
     def about(self, request: Request) -> Response:
         """Models and limits, which the page shows and checks before it sends."""
-        models = [{"name": name, "images": len(each)} for name, each in zip(self.names, self.retrievers, strict=True)]
-        return _json({"models": models, "max_bytes": self.max_bytes, "max_k": MAX_NEIGHBOURS})
+        models = [
+            {
+                "name": name,
+                "images": len(each),
+                "classes": [label for label in orders.classes if label],
+                "threshold": None if each.threshold is None else each.threshold.similarity,
+            }
+            for name, each, orders in zip(self.names, self.retrievers, self.orders, strict=True)
+        ]
+        limits = {"max_bytes": self.max_bytes, "max_k": MAX_NEIGHBOURS, "version": self._version}
+        return _json({"models": models, **limits})
 
     async def search_upload(self, request: Request) -> Response:
         """Neighbours of the image file in the request's body.
@@ -139,75 +163,158 @@ class _Page:
         except ClientDisconnect:
             return Response(status_code=400)
         try:
-            return _json(await run_in_threadpool(self._search_bytes, bytes(body), _count(request)))
+            return _json(await run_in_threadpool(self._search_bytes, bytes(body), request))
         except UsageError as error:
             return _json({"error": str(error)})
 
-    def _search_bytes(self, content: bytes, k: int) -> dict[str, Any]:
+    def _search_bytes(self, content: bytes, request: Request) -> dict[str, Any]:
+        k = _count(request)
         image = open_input(content, max_pixels=self.max_pixels, formats=FORMATS)
         with self._lock:
-            results = [_describe(each.search(image, min(k, len(each)))[0]) for each in self.retrievers]
-        return {"results": results}
+            found = [each.search(image, min(k, len(each)))[0] for each in self.retrievers]
+        return {"results": [self._result(model, hits, request) for model, hits in enumerate(found)]}
 
     def search_item(self, request: Request) -> Response:
         """Neighbours of a gallery image, by every model whose gallery has an image of that name."""
         try:
-            retriever, id_ = self._item(request)
-            name, k = retriever.items[id_].name, _count(request)
+            model, id_ = self._item(request)
+            name, k = self.retrievers[model].items[id_].name, _count(request)
             with self._lock:
-                results = [_search_name(each, name, k) for each in self.retrievers]
-            return _json({"name": name, "results": results})
+                found = [_search_name(each, name, k) for each in self.retrievers]
         except UsageError as error:
             return _json({"error": str(error)}, 404)
+        results = [
+            self._result(place, hits or [], request)
+            | ({"error": f"{Path(name).name} is not in the gallery."} if hits is None else {})
+            for place, hits in enumerate(found)
+        ]
+        return _json({"query": self._image(model, id_, request), "results": results})
+
+    def gallery(self, request: Request) -> Response:
+        """A part of the gallery, see `_Orders`; total: images of the whole."""
+        model, params = request.path_params["model"], request.query_params
+        try:
+            offset, seed = _whole(params.get("offset", "0"), "offset"), _whole(params.get("seed", "0"), "seed")
+            order = params.get("order", "random")
+            check_choice("order", order, ORDERS)
+            self._check_model(model)
+        except UsageError as error:
+            return _json({"error": str(error)}, 404)
+        ids = self.orders[model].listed(order, params.get("class", ""), seed)
+        part = [self._image(model, id_, request) for id_ in ids[offset : offset + PART_IMAGES].tolist()]
+        return _json({"total": len(ids), "images": part})
 
     def map(self, request: Request) -> Response:
-        """Places in [0, 1] x [0, 1] of at most MAP_IMAGES images, computed once."""
+        """Positions, classes and names of the gallery's images, or of a part of them."""
         model = request.path_params["model"]
-        if model >= len(self.retrievers):
-            return _json({"error": f"there is no model {model}."}, 404)
+        try:
+            self._check_model(model)
+        except UsageError as error:
+            return _json({"error": str(error)}, 404)
         with self._map_lock:
             if model not in self._maps:
                 self._maps[model] = _map(self.retrievers[model])
-            return _json({"points": self._maps[model]})
+        places = self._maps[model]
+        return _json({"points": [{**self._image(model, id_, request), "x": x, "y": y} for id_, x, y in places]})
 
     def thumbnail(self, request: Request) -> Response:
-        """A small JPEG of a gallery image."""
+        """A small WebP of a gallery image."""
+        return self._picture(request, pictures.thumbnail)
+
+    def image(self, request: Request) -> Response:
+        """The file of a gallery image."""
+        return self._picture(request, pictures.original)
+
+    def _picture(self, request: Request, read: Callable[[str], tuple[bytes, str]]) -> Response:
         try:
-            retriever, id_ = self._item(request)
+            model, id_ = self._item(request)
+            content, kind = read(self.retrievers[model].items[id_].name)
         except UsageError:
             return Response(status_code=404, headers=_HEADERS)
-        return Response(retriever.thumbnail(id_), headers=_HEADERS, media_type="image/jpeg")
+        return Response(content, headers=_HEADERS | {"Cache-Control": "private, max-age=86400"}, media_type=kind)
 
-    def _item(self, request: Request) -> tuple[Retriever, int]:
+    def _check_model(self, model: int) -> None:
+        if model >= len(self.retrievers):
+            raise UsageError(f"there is no model {model}.")
+
+    def _item(self, request: Request) -> tuple[int, int]:
         model, id_ = request.path_params["model"], request.path_params["id"]
-        if model >= len(self.retrievers) or id_ not in self.retrievers[model].items:
+        self._check_model(model)
+        if id_ not in self.retrievers[model].items:
             raise UsageError(f"model {model} has no image {id_}.")
-        return self.retrievers[model], id_
+        return model, id_
+
+    def _image(self, model: int, id_: int, request: Request) -> dict[str, Any]:
+        item = self.retrievers[model].items[id_]
+        path = item.name if _is_local(request) else None
+        ratio = pictures.ratio(item.name)
+        return {"id": id_, "name": Path(item.name).name, "path": path, "label": item.label, "ratio": ratio}
+
+    def _result(self, model: int, hits: Sequence[Hit], request: Request) -> dict[str, Any]:
+        label, share = vote(hits)
+        listed = [{**vars(hit), **self._image(model, hit.id, request)} for hit in hits]
+        return {"class": label, "share": share, "hits": listed}
+
+
+class _Orders:
+    """The images of a gallery in several orders.
+
+    Attributes:
+        classes: names in alphabetical order, "" for images without a class.
+    """
+
+    def __init__(self, retriever: Retriever) -> None:
+        self.ids = retriever.embeddings[0]
+        labels = [retriever.items[id_].label or "" for id_ in self.ids.tolist()]
+        self.classes = sorted(set(labels))
+        numbers = {label: number for number, label in enumerate(self.classes)}
+        self._numbers = np.array([numbers[label] for label in labels], dtype=np.int64)
+
+    def listed(self, order: str, text: str, seed: int) -> np.ndarray:
+        """Ids of the images whose class contains the text.
+
+        order: "random", "class" (alphabetical, images at random), or "example" (one image of each class, at random).
+        """
+        rows = np.random.default_rng(seed).permutation(len(self.ids))
+        if text:
+            wanted = np.array([text.lower() in label.lower() for label in self.classes], dtype=bool)
+            rows = rows[wanted[self._numbers[rows]]]
+        if order == "class":
+            rows = rows[np.argsort(self._numbers[rows], kind="stable")]
+        elif order == "example":
+            rows = rows[np.sort(np.unique(self._numbers[rows], return_index=True)[1])]
+        return self.ids[rows]
+
+
+def _is_local(request: Request) -> bool:
+    # uvicorn replaces the address of a proxy on this machine by its visitor's.
+    return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
+
+
+def _whole(text: str, name: str) -> int:
+    if not (text.isdecimal() and text.isascii() and len(text) < 10):
+        raise UsageError(f"{name}={text[:20]}: expected a whole number.")
+    return int(text)
 
 
 def _count(request: Request) -> int:
-    text = request.query_params.get("k", "10")
-    if not (text.isdecimal() and text.isascii() and len(text) < 10):
-        raise UsageError(f"k={text[:20]}: expected a whole number.")
-    check_int("k", int(text), 1)
-    return min(int(text), MAX_NEIGHBOURS)
+    k = _whole(request.query_params.get("k", "10"), "k")
+    check_int("k", k, 1)
+    return min(k, MAX_NEIGHBOURS)
 
 
-def _search_name(retriever: Retriever, name: str, k: int) -> dict[str, Any]:
+def _search_name(retriever: Retriever, name: str, k: int) -> list[Hit] | None:
+    """None where the gallery has no image of that name."""
     try:
         id_ = retriever.id_of(name)
-    except UsageError as error:
-        return _describe([]) | {"error": str(error)}
+    except UsageError:
+        return None
     k = min(k, len(retriever) - 1)
-    return _describe(retriever.search_item(id_, k) if k else [])
+    return retriever.search_item(id_, k) if k else []
 
 
-def _describe(hits: Sequence[Hit]) -> dict[str, Any]:
-    label, share = vote(hits)
-    return {"class": label, "share": share, "hits": [vars(hit) for hit in hits]}
-
-
-def _map(retriever: Retriever) -> list[dict[str, Any]]:
+def _map(retriever: Retriever) -> list[tuple[int, float, float]]:
+    """(id, x, y), positions in [0, 1]."""
     ids, vectors = retriever.embeddings
     if len(ids) > MAP_IMAGES:
         chosen = np.sort(np.random.default_rng(0).choice(len(ids), MAP_IMAGES, replace=False))
@@ -216,8 +323,4 @@ def _map(retriever: Retriever) -> list[dict[str, Any]]:
         places = embedding_map(vectors, method="tsne")
     except UsageError:  # without scikit-learn
         places = embedding_map(vectors)
-    items = retriever.items
-    return [
-        {"id": id_, "x": x, "y": y, "label": items[id_].label, "name": items[id_].name}
-        for id_, (x, y) in zip(ids.tolist(), places.tolist(), strict=True)
-    ]
+    return [(id_, x, y) for id_, (x, y) in zip(ids.tolist(), places.tolist(), strict=True)]

@@ -22,7 +22,7 @@ ALL = [f"regulariser=[{','.join(NAMES)}]", "regulariser.nested.dims=[4,8]", "reg
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Working directory of a run with all regularisers at once."""
     folder = tmp_path_factory.mktemp("regularised")
-    run_ok("train.py", "run=x", *ALL, *TINY_GLYPHS, "logger=csv", cwd=folder)
+    run_ok("train.py", "run=x", *ALL, *TINY_GLYPHS, "logger=csv", "validation=classes", cwd=folder)
     return folder
 
 

@@ -1,0 +1,51 @@
+"""Pictures of the gallery as the page shows them: small and original."""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from proxy_anchor.data.images import open_image, read_rgb, upright_size
+from proxy_anchor.errors import UsageError
+
+SHOWN = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # Pillow's names of what browsers show
+THUMBNAIL_PX = (800, 400)  # twice the shown size, for screens of two pixels per unit
+
+
+@lru_cache(200_000)
+def ratio(file: str) -> float:
+    """Width / height, from the header; 1 for an unreadable image."""
+    try:
+        with open_image(Path(file)) as image:
+            height, width = upright_size(image)
+    except UsageError:
+        return 1.0
+    return round(width / height, 3)
+
+
+@lru_cache(2000)
+def thumbnail(file: str) -> tuple[bytes, str]:
+    """(content, type) of a small WebP; UsageError if the file is unreadable."""
+    image = read_rgb(Path(file))
+    image.thumbnail(THUMBNAIL_PX, Image.Resampling.LANCZOS, reducing_gap=2.0)
+    return _encoded(image, "WEBP", quality=82)
+
+
+def original(file: str) -> tuple[bytes, str]:
+    """(content, type) of the file as it is, or as a PNG where browsers cannot show it; UsageError if unreadable."""
+    # The type is the content's, so that a file with a picture's name and other content is never served.
+    with open_image(Path(file)) as image:
+        kind = str(image.format)
+    if kind in SHOWN:
+        return Path(file).read_bytes(), f"image/{kind.lower()}"
+    return _encoded(read_rgb(Path(file)), "PNG")
+
+
+def _encoded(image: Image.Image, kind: str, **options: Any) -> tuple[bytes, str]:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue(), f"image/{kind.lower()}"
