@@ -373,7 +373,7 @@ def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
     for number, name in enumerate("bcd"):
         Image.fromarray(pixels).save(tmp_path / f"{name}.png", compress_level=number)  # other bytes
     lines = ["path,label,x,y,w,h", "photo.png,a,10,5,20,30", "photo.png,a,30.4,0,29.6,40", "b.png,b,,,,"]
-    lines += ["c.png,c,0,0,60,40", "d.png,d,1,1,2,2"]
+    lines += ["c.png,c,1.5,0,57.5,40", "d.png,d,1,1,2,2"]  # c: edges at 1.5 and 59
     (tmp_path / "list.csv").write_text("\n".join(lines))
     splits = load_folder(None, csv_file=tmp_path / "list.csv", test_fraction=1)
     table = splits.query
@@ -382,7 +382,7 @@ def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
         "photo.png#xywh=30,0,30,40",
         "b.png",
     ]
-    parts = [pixels[5:35, 10:30], pixels[:, 30:], pixels, pixels, pixels[1:3, 1:3]]
+    parts = [pixels[5:35, 10:30], pixels[:, 30:], pixels, pixels[:, 2:59], pixels[1:3, 1:3]]
     images = ImageDataset(table, lambda image, epoch, row: np.asarray(image))
     cached = Shrunk()
     sizes = kept_sizes(table, cached, 0)

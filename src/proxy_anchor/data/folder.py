@@ -164,7 +164,10 @@ def _box(values: pd.Series, where: str) -> str:
     if not any(given):
         return ""
     try:
-        x, y, width, height = (round(float(each)) for each in given)
+        left, top, *size = map(float, given)
+        x, y = round(left), round(top)
+        # The far edges are rounded, not the size: a box up to the border of its image stays inside.
+        width, height = round(left + size[0]) - x, round(top + size[1]) - y
     except (ValueError, OverflowError):
         x = y = width = height = -1
     if min(x, y) < 0 or min(width, height) < 1:
