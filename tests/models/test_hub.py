@@ -116,6 +116,9 @@ def drop(folder: Path, name: str) -> None:
         (lambda folder: change(folder, model={"backbone": "test_vit", "embedding_dim": 8}), "cannot be read"),
         (lambda folder: change(folder, model={"backbone": "test_resnet", "code": "x"}), "cannot be read"),
         (lambda folder: change(folder, model={"backbone": "test_resnet", "embedding_dim": 9}), "cannot be read"),
+        (lambda folder: change(folder, model={"backbone": "test_resnet", "weights": "x"}), "cannot be read"),
+        (lambda folder: change(folder, model={"backbone": "test_resnet", "mean": ["x"]}), "cannot be read"),
+        (lambda folder: (folder / "README.md").write_bytes(b"\xff"), "cannot be read"),
     ],
 )
 def test_a_bad_folder_is_one_line(net: EmbeddingNet, tmp_path: Path, damage: Callable, reason: str) -> None:
