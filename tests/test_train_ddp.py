@@ -48,6 +48,7 @@ def test_two_processes_give_the_numbers_of_one(weights: str, tmp_path: Path) -> 
 
     one, two = (json.loads((each / "result.json").read_text()) for each in (tmp_path / "runs/one", folders[0]))
     assert (one["num_devices"], two["num_devices"]) == (1, 2)
+    assert two["command"].split() == ["train.py", *options, *TWO]
     for single, several in zip(one["history"], two["history"], strict=True):
         assert several["recall"] == single["recall"]
         assert several["train_loss"] == (single["train_loss"] and pytest.approx(single["train_loss"], rel=1e-4))
