@@ -138,3 +138,13 @@ def test_a_network_in_training_is_searched_with_and_trains_on(net: EmbeddingNet,
     with torch.no_grad():
         net.head.weight.zero_()
     assert torch.equal(retriever.embed(paths), before)
+
+
+def test_a_network_in_bfloat16_is_searched_with_and_saved(net: EmbeddingNet, write_images: Callable, tmp_path) -> None:
+    paths = [path for path, _ in write_images({"cat": 2, "dog": 2}, size=50)]
+    retriever = Retriever(net.bfloat16(), num_workers=0).index(paths, progress=False)
+    retriever.save(tmp_path / "index")
+    assert retriever.embeddings[1].dtype == torch.float32
+    net.save_pretrained(tmp_path / "saved")
+    found = EmbeddingNet.from_pretrained(tmp_path / "saved")
+    assert torch.equal(found.head.weight, net.head.weight.float())

@@ -76,7 +76,7 @@ class SharedNet(
         assert isinstance(self, nn.Module)
         for name, value in sorted(self.state_dict().items()):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())  # NumPy lacks bfloat16
         return digest.hexdigest()[:32]
 
     def _save_pretrained(self, save_directory: Path) -> None:
