@@ -424,3 +424,10 @@ def test_a_box_that_is_none_is_one_line(tmp_path, box):
     touch(tmp_path / "a.jpg")
     (tmp_path / "list.csv").write_text(f"path,label,x,y,w,h\na.jpg,a,{box}\n")
     assert f"line 2: the box x,y,w,h is {box}; expected pixels" in refused(None, csv_file=tmp_path / "list.csv")
+
+
+@pytest.mark.parametrize(("lines", "expected"), [("", "lists no images"), ("a.jpg,a\n./a.jpg,b\n", "more than once")])
+def test_a_list_to_search_is_checked_as_one_to_train_on(tmp_path, lines, expected):
+    (tmp_path / "list.csv").write_text(f"path,label\n{lines}")
+    with pytest.raises(UsageError, match=expected):
+        list_images(tmp_path / "list.csv")
