@@ -15,6 +15,7 @@ from proxy_anchor.errors import check_number
 if TYPE_CHECKING:
     from proxy_anchor.data.bad_images import Finding
     from proxy_anchor.data.table import Splits
+    from proxy_anchor.inference.embedder import Embedder
 
 
 def check(cfg: DictConfig) -> bool:
@@ -27,25 +28,31 @@ def check(cfg: DictConfig) -> bool:
     check_number("similarity", cfg.similarity, 0, maximum=1)
     if "allow_partial" in cfg.dataset:
         cfg.dataset.allow_partial = True  # a wrong number of images is printed; the files are checked all the same
+    embedder = _embedder(cfg) if cfg.near else None  # a wrong checkpoint is refused before images are read
     splits = instantiate(cfg.dataset.load, verify_files=False)
     print(splits.describe(), flush=True)
     findings = check_images(splits, num_workers=cfg.num_workers)
     print(format_findings(findings, sum(len(table) for table in splits.tables.values())), flush=True)
-    if cfg.near:
-        findings += _check_near(cfg, splits)
+    if embedder is not None:
+        findings += _check_near(cfg, splits, embedder)
     if cfg.output is not None:
         write_findings(Path(cfg.output), findings)
     return not any(finding.kind in BAD for finding in findings)
 
 
-def _check_near(cfg: DictConfig, splits: Splits) -> list[Finding]:
-    from proxy_anchor.data.bad_images import NEAR
+def _embedder(cfg: DictConfig) -> Embedder:
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
-    from proxy_anchor.inference.near import near_findings, published_features
+    from proxy_anchor.inference.near import published_features
+
+    return Embedder(published_features() if cfg.checkpoint is None else load_trained(cfg.checkpoint), **cfg.embed)
+
+
+def _check_near(cfg: DictConfig, splits: Splits, embedder: Embedder) -> list[Finding]:
+    from proxy_anchor.data.bad_images import NEAR
+    from proxy_anchor.inference.near import near_findings
     from proxy_anchor.reports.pages import write_findings_page
 
-    embedder = Embedder(published_features() if cfg.checkpoint is None else load_trained(cfg.checkpoint), **cfg.embed)
     found = near_findings(splits, embedder, cfg.similarity)
     for kind, meaning in NEAR.items():
         print(f"{kind}: {sum(finding.kind == kind for finding, _ in found):,} ({meaning})")
@@ -55,11 +62,11 @@ def _check_near(cfg: DictConfig, splits: Splits) -> list[Finding]:
     return [finding for finding, _ in found]
 
 
-def main(cfg: DictConfig) -> None:
+def check_or_exit(cfg: DictConfig) -> None:
     """Exit code 1 when an image is unusable."""
     if not check(cfg):
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    entry.run(main, "check")
+    entry.run(check_or_exit, "check")

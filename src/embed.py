@@ -67,11 +67,12 @@ def write_embeddings(file: Path, paths: Sequence[str], labels: Sequence[str | No
 
         # LanceDB searches vectors of a fixed size only.
         column = pyarrow.FixedSizeListArray.from_arrays(rows.ravel(), rows.shape[1])
-        parquet.write_table(pyarrow.table({"id": ids, "path": paths, "label": labels, "vector": column}), aside)
+        known = pyarrow.array(labels, pyarrow.string())  # also where no label is known
+        parquet.write_table(pyarrow.table({"id": ids, "path": paths, "label": known, "vector": column}), aside)
     else:
-        names, known = np.array(paths, np.str_), np.array([each or "" for each in labels], np.str_)
+        names, classes = np.array(paths, np.str_), np.array([each or "" for each in labels], np.str_)
         with aside.open("wb") as stream:
-            np.savez(stream, id=ids, path=names, label=known, vector=rows)
+            np.savez(stream, id=ids, path=names, label=classes, vector=rows)
     aside.replace(file)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from commands import REPOSITORY, run_entry, run_ok, trained_beside_pictures
 from hydra import compose, initialize_config_dir
 
@@ -167,6 +168,15 @@ def test_embeddings_go_into_other_stores(here: Path, run: Callable, monkeypatch,
         f"select label, path from 'embeddings.parquet' order by {order} limit 5", {"query": found["query"].tolist()}
     ).fetchall()
     assert rows == expected
+
+
+def test_unknown_labels_are_strings_in_parquet(tmp_path: Path) -> None:
+    """As a column of nulls, other stores take them for numbers, or refuse them."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    embed.write_embeddings(tmp_path / "e.parquet", ["a.png"], [None], torch.ones(1, 2))
+    table = parquet.read_table(tmp_path / "e.parquet")
+    assert str(table.schema.field("label").type) == "string"
+    assert table.to_pylist() == [{"id": 0, "path": "a.png", "label": None, "vector": [1.0, 1.0]}]
 
 
 def test_parquet_without_pyarrow_is_one_line_before_an_image_is_read(monkeypatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from proxy_anchor import command, train
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.run_folder import StopOnSignal
 
 
 def test_a_run_from_python_is_the_run_of_the_command(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -43,3 +45,33 @@ def test_mistakes_are_errors_and_no_exit(tmp_path: Path, monkeypatch) -> None:
         train("data.batch_size=x")
     with pytest.raises(UsageError, match="launcher=slurm: it runs the jobs of a sweep"):
         train("launcher=slurm")
+    with pytest.raises(UsageError, match=r"unknown key 'sede'\. Did you mean 'seed'"):
+        train("sede=1")
+    with pytest.raises(UsageError, match=r"backbone.*nothing"):
+        train("backbone=nothing")
+    with pytest.raises(UsageError, match="-m cannot be understood: write key=value"):
+        train("-m", "seed=1,2")
+    assert list(Path("runs").iterdir()) == []
+    for part in ("train/a", "test/b"):
+        Path("my", part).mkdir(parents=True)
+        Path("my", part, "0.png").write_bytes(b"damaged")
+    assert command("check", "dataset=folder", "dataset.root=my") is False
+
+
+def test_training_in_a_thread_listens_to_no_signals() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(StopOnSignal()._listen).result()
+
+
+def test_a_train_py_of_the_user_is_not_the_command(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "train.py").write_text("raise AssertionError")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for imported in (False, True):
+        monkeypatch.delitem(sys.modules, "train", raising=False)
+        if imported:
+            monkeypatch.setitem(sys.modules, "train", object())
+        before = sys.modules.get("train"), list(sys.path)
+        with pytest.raises(UsageError, match="seed=-1"):
+            train("seed=-1")
+        assert (sys.modules.get("train"), sys.path) == before

@@ -373,7 +373,7 @@ def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
     for number, name in enumerate("bcd"):
         Image.fromarray(pixels).save(tmp_path / f"{name}.png", compress_level=number)  # other bytes
     lines = ["path,label,x,y,w,h", "photo.png,a,10,5,20,30", "photo.png,a,30.4,0,29.6,40", "b.png,b,,,,"]
-    lines += ["c.png,c,0,0,60,40", "d.png,d,1,1,2,2"]
+    lines += ["c.png,c,1.5,0,57.5,40", "d.png,d,1,1,2,2"]  # c: edges at 1.5 and 59
     (tmp_path / "list.csv").write_text("\n".join(lines))
     splits = load_folder(None, csv_file=tmp_path / "list.csv", test_fraction=1)
     table = splits.query
@@ -382,7 +382,7 @@ def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
         "photo.png#xywh=30,0,30,40",
         "b.png",
     ]
-    parts = [pixels[5:35, 10:30], pixels[:, 30:], pixels, pixels, pixels[1:3, 1:3]]
+    parts = [pixels[5:35, 10:30], pixels[:, 30:], pixels, pixels[:, 2:59], pixels[1:3, 1:3]]
     images = ImageDataset(table, lambda image, epoch, row: np.asarray(image))
     cached = Shrunk()
     sizes = kept_sizes(table, cached, 0)
@@ -394,7 +394,12 @@ def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
         assert np.array_equal(decoded.array(row), part)
         assert np.array_equal(np.asarray(open_input(str(table.paths[row]))), part)
     assert list_images(tmp_path / "list.csv") == ([*table.paths], ["a", "a", "b", "c", "d"])
-    assert check_images(splits, progress=False) == []  # two objects of one file are no duplicates
+    odd = check_images(splits, progress=False)  # two objects of one file are no duplicates
+    assert [(each.kind, each.detail) for each in odd] == [
+        ("small", "20 x 30 pixels"),
+        ("small", "30 x 40 pixels"),
+        ("small", "2 x 2 pixels"),
+    ]
     whole = replace(table, paths=tuple(split_box(path)[0] for path in table.paths))
     assert data_fingerprint(splits)["query"] != data_fingerprint(replace(splits, query=whole))["query"]
 
@@ -419,3 +424,10 @@ def test_a_box_that_is_none_is_one_line(tmp_path, box):
     touch(tmp_path / "a.jpg")
     (tmp_path / "list.csv").write_text(f"path,label,x,y,w,h\na.jpg,a,{box}\n")
     assert f"line 2: the box x,y,w,h is {box}; expected pixels" in refused(None, csv_file=tmp_path / "list.csv")
+
+
+@pytest.mark.parametrize(("lines", "expected"), [("", "lists no images"), ("a.jpg,a\n./a.jpg,b\n", "more than once")])
+def test_a_list_to_search_is_checked_as_one_to_train_on(tmp_path, lines, expected):
+    (tmp_path / "list.csv").write_text(f"path,label\n{lines}")
+    with pytest.raises(UsageError, match=expected):
+        list_images(tmp_path / "list.csv")

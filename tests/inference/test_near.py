@@ -120,3 +120,9 @@ def test_published_features_are_the_pooled_ones() -> None:
 def test_a_similarity_out_of_range_is_one_line(folder: Path) -> None:
     with pytest.raises(UsageError, match="similarity=2: expected a finite number"):
         run_check(folder, "similarity=2")
+
+
+def test_a_wrong_checkpoint_is_refused_before_images_are_read(folder: Path, capsys) -> None:
+    with pytest.raises(UsageError, match="checkpoint=nothing: no such file"):
+        run_check(folder, "checkpoint=nothing")
+    assert capsys.readouterr().out == ""

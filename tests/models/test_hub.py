@@ -116,6 +116,9 @@ def drop(folder: Path, name: str) -> None:
         (lambda folder: change(folder, model={"backbone": "test_vit", "embedding_dim": 8}), "cannot be read"),
         (lambda folder: change(folder, model={"backbone": "test_resnet", "code": "x"}), "cannot be read"),
         (lambda folder: change(folder, model={"backbone": "test_resnet", "embedding_dim": 9}), "cannot be read"),
+        (lambda folder: change(folder, model={"backbone": "test_resnet", "weights": "x"}), "cannot be read"),
+        (lambda folder: change(folder, model={"backbone": "test_resnet", "mean": ["x"]}), "cannot be read"),
+        (lambda folder: (folder / "README.md").write_bytes(b"\xff"), "cannot be read"),
     ],
 )
 def test_a_bad_folder_is_one_line(net: EmbeddingNet, tmp_path: Path, damage: Callable, reason: str) -> None:
@@ -135,3 +138,13 @@ def test_a_network_in_training_is_searched_with_and_trains_on(net: EmbeddingNet,
     with torch.no_grad():
         net.head.weight.zero_()
     assert torch.equal(retriever.embed(paths), before)
+
+
+def test_a_network_in_bfloat16_is_searched_with_and_saved(net: EmbeddingNet, write_images: Callable, tmp_path) -> None:
+    paths = [path for path, _ in write_images({"cat": 2, "dog": 2}, size=50)]
+    retriever = Retriever(net.bfloat16(), num_workers=0).index(paths, progress=False)
+    retriever.save(tmp_path / "index")
+    assert retriever.embeddings[1].dtype == torch.float32
+    net.save_pretrained(tmp_path / "saved")
+    found = EmbeddingNet.from_pretrained(tmp_path / "saved")
+    assert torch.equal(found.head.weight, net.head.weight.float())

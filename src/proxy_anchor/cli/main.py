@@ -130,7 +130,7 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
         OmegaConf.save(cfg, file, resolve=True)
         handed_on = {JOB_FILE: str(file), JOB_FOLDER: str(folder), STARTED_AT: str(STARTED)}
         handed_on[HELD_BY_PARENT] = str(folder.resolve())
-        run_ranks([sys.executable, sys.argv[0]], num_ranks, handed_on)
+        run_ranks([sys.executable, *sys.argv], num_ranks, handed_on)
     return read_result(folder) or {}  # a debug mode writes none
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +18,7 @@ from omegaconf import open_dict
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli.command import COMMANDS, CONF, entries, unknown
+from proxy_anchor.cli.messages import USER_ERRORS, one_line
 from proxy_anchor.errors import UsageError
 from proxy_anchor.utils import read_result
 
@@ -37,7 +40,7 @@ def command(name: str, *overrides: str) -> Any:
     Returns what the entry returns: of evaluate {metric: value}, of search one {"query", "class", "hits"} per query.
 
     Raises:
-        UsageError: where the command prints one line; Hydra's errors for overrides that do not fit the config.
+        UsageError: where the command prints one line.
     """
     return _run(name, overrides)[1]
 
@@ -46,19 +49,38 @@ def _run(name: str, overrides: Sequence[str]) -> tuple[Path, Any]:
     """(folder of the command, what it returns)."""
     if name not in (known := entries()):
         raise UsageError(unknown(name))
-    if str(COMMANDS) not in sys.path:
-        sys.path.append(str(COMMANDS))  # entries import each other
     entry.register_plugins()
     entry.quieten()
     entry.forget_last_run()
-    # The arguments stand in the result, and ranks start from them.
-    with initialize_config_dir(CONF, version_base="1.3"), patch.object(sys, "argv", [str(known[name]), *overrides]):
-        whole = compose(name, list(overrides), return_hydra_config=True)
-        cfg, folder = whole.copy(), Path(whole.hydra.run.dir)
-        with open_dict(cfg), open_dict(whole):
-            del cfg["hydra"]
-            whole.hydra.runtime.output_dir, whole.hydra.mode = str(folder), RunMode.RUN
-        folder.mkdir(parents=True, exist_ok=True)
-        module = import_module(name)
-        with patch.object(HydraConfig.instance(), "cfg", whole):
-            return folder, getattr(module, "main" if hasattr(module, "main") else name)(cfg)
+    try:
+        # The arguments stand in the result, and ranks start from them.
+        with initialize_config_dir(CONF, version_base="1.3"), patch.object(sys, "argv", [str(known[name]), *overrides]):
+            whole = compose(name, list(overrides), return_hydra_config=True)
+            cfg, folder = whole.copy(), Path(whole.hydra.run.dir)
+            with open_dict(cfg), open_dict(whole):
+                del cfg["hydra"]
+                whole.hydra.runtime.output_dir, whole.hydra.mode = str(folder), RunMode.RUN
+            module = _module(name)
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                with patch.object(HydraConfig.instance(), "cfg", whole):
+                    return folder, getattr(module, "main" if hasattr(module, "main") else name)(cfg)
+            finally:
+                with suppress(OSError):
+                    folder.rmdir()  # only succeeds where nothing has been written
+    except USER_ERRORS as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(one_line(error)) from error
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a command, also where the user's own train.py is imported, or would be, under that name."""
+    own = {each: sys.modules.pop(each) for each in entries() if each in sys.modules}
+    try:
+        with patch.object(sys, "path", [str(COMMANDS), *sys.path]):  # commands import each other
+            return import_module(name)
+    finally:
+        for each in entries():
+            sys.modules.pop(each, None)
+        sys.modules.update(own)

@@ -109,21 +109,21 @@ def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         with open_image(path) as image:
             image.load()
-            to_rgb(cut(upright(image), box))
-            return list(_oddities(image, path)), f"{digest} {box}"  # objects of one file are different images
+            size = to_rgb(cut(upright(image), box)).size
+            return list(_oddities(image, size, path)), f"{digest} {box}"  # objects of one file are different images
     except (OSError, UnreadableImage) as error:
         return [("corrupt", reason_of(error.__cause__ or error))], ""
 
 
-def _oddities(image: Image.Image, path: Path) -> Iterator[tuple[str, str]]:
+def _oddities(image: Image.Image, size: tuple[int, int], path: Path) -> Iterator[tuple[str, str]]:
     expected = Image.registered_extensions().get(path.suffix.lower())
     content = _SAME_FORMAT.get(image.format or "", image.format)
     if expected is not None and content != expected:
         yield "format", f"{content} under {path.suffix}"
     if image.mode != "RGB" or "transparency" in image.info:
         yield "mode", image.mode if image.mode != "RGB" else "RGB with a transparent colour"
-    if min(image.size) < _MIN_SIDE:
-        yield "small", f"{image.width} x {image.height} pixels"
+    if min(size) < _MIN_SIDE:
+        yield "small", f"{size[0]} x {size[1]} pixels"
 
 
 def format_findings(findings: Sequence[Finding], num_images: int) -> str:

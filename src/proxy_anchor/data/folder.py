@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,14 +126,23 @@ def list_images(place: Path | str) -> tuple[list[Path], list[str | None]]:
     return paths, class_folders(paths, place)
 
 
-def _csv_rows(file: Path, base: Path) -> Iterator[tuple[str, Row]]:
-    """(train, query, gallery or "", (path, class)) of each line."""
+def _csv_rows(file: Path, base: Path) -> list[tuple[str, Row]]:
+    """(train, query, gallery or "", (path, class)) of each line; at least one, and no path twice."""
+    found: list[tuple[str, Row]] = []
     for line, values in _read_list(file).iterrows():
         where = f"{file}, line {line}"
         if not values["path"] or not values["label"]:
             raise UsageError(f"{where}: path or label is empty; fill it in or remove the line.")
         group = _group_of(values.get("split", "").lower(), values.get("role", "").lower(), where)
-        yield group, (base / f"{values['path']}{_box(values, where)}", values["label"])
+        found.append((group, (base / f"{values['path']}{_box(values, where)}", values["label"])))
+    if not found:
+        raise UsageError(f"{file} lists no images.")
+    repeated = [path for path, n in Counter(os.path.abspath(path) for _, (path, _) in found).items() if n > 1]
+    if repeated:
+        raise UsageError(
+            f"{file} lists {len(repeated)} images more than once, the first is {repeated[0]}: keep one line each."
+        )
+    return found
 
 
 def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> Splits:
@@ -142,13 +150,6 @@ def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> 
     for group, row in _csv_rows(file, base):
         groups[group].append(row)
     rows = [row for group in groups.values() for row in group]
-    if not rows:
-        raise UsageError(f"{file} lists no images.")
-    repeated = [path for path, count in Counter(os.path.abspath(path) for path, _ in rows).items() if count > 1]
-    if repeated:
-        raise UsageError(
-            f"{file} lists {len(repeated)} images more than once, the first is {repeated[0]}: keep one line each."
-        )
     if groups[""]:
         if len(groups[""]) != len(rows):
             raise UsageError(
@@ -164,7 +165,10 @@ def _box(values: pd.Series, where: str) -> str:
     if not any(given):
         return ""
     try:
-        x, y, width, height = (round(float(each)) for each in given)
+        left, top, *size = map(float, given)
+        x, y = round(left), round(top)
+        # The far edges are rounded, not the size: a box up to the border of its image stays inside.
+        width, height = round(left + size[0]) - x, round(top + size[1]) - y
     except (ValueError, OverflowError):
         x = y = width = height = -1
     if min(x, y) < 0 or min(width, height) < 1:

@@ -114,7 +114,7 @@ class Embedder:
         on_device = pixels.to(self.device, non_blocking=True).contiguous(memory_format=torch.channels_last)
         autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
         with autocast:
-            embeddings = self.net(on_device)
+            embeddings = self.net(on_device).float()  # of a network in bfloat16
         whole = embeddings.shape[1] == self.embedding_dim
         return embeddings if whole else F.normalize(embeddings[:, : self.embedding_dim])
 

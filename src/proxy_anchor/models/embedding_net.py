@@ -122,7 +122,7 @@ class EmbeddingNet(nn.Module, SharedNet):
     @classmethod
     def from_config(cls, config: dict) -> EmbeddingNet:
         """Build the network of a `.config`, with random weights."""
-        return cls(**config, pretrained=False)
+        return cls(**config, pretrained=False, weights=None)
 
     def _batch_norms(self) -> Iterator[nn.Module]:
         return (module for module in self.backbone.modules() if isinstance(module, _BATCH_NORMS))

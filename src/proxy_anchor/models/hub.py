@@ -76,7 +76,7 @@ class SharedNet(
         assert isinstance(self, nn.Module)
         for name, value in sorted(self.state_dict().items()):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())  # NumPy lacks bfloat16
         return digest.hexdigest()[:32]
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -126,12 +126,13 @@ class SharedNet(
             net = cls.from_config(described)  # type: ignore[attr-defined]  # of EmbeddingNet
             net.prepare = CentralCrop(images["crop"], images["resize"])
             net.load_state_dict(load_file(folder / WEIGHTS_FILE))
-        except (OSError, SafetensorError, RuntimeError, KeyError, TypeError) as error:
+            card = folder / CARD_FILE
+            net.card = card.read_text(encoding="utf-8") if card.is_file() else ""
+        except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"{source} cannot be read ({reason_of(error)[:300]}): it is damaged, or its parts belong to two models."
             ) from error
-        card = folder / CARD_FILE
-        net.about, net.card = config.get("about", {}), card.read_text(encoding="utf-8") if card.is_file() else ""
+        net.about = config.get("about", {})
         return net.eval()
 
 

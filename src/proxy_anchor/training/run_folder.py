@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -208,6 +209,8 @@ class StopOnSignal(pl.Callback):
         self._listen()
 
     def _listen(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python allows handlers in the main thread only
         for number in STOP_SIGNALS:
             handler = signal.signal(number, self._receive)
             if handler != self._receive:
