@@ -141,21 +141,25 @@ def num_folds(cfg: DictConfig) -> int:
     return cfg.validation.num_folds
 
 
+def _members(cfg: DictConfig, group: str, kind: type, called: str) -> dict[str, Any]:
+    """{name: what its `_target_` makes} of a group. Raises UsageError for another kind than this, as it is called."""
+    from hydra.utils import instantiate
+
+    found = {str(name): instantiate(each) for name, each in cfg[group].items()}
+    for name, each in found.items():
+        if not isinstance(each, kind):
+            raise UsageError(f"{group}.{name}: expected a {called} by its _target_, received {type(each).__name__}.")
+    return found
+
+
 def further_callbacks(cfg: DictConfig) -> list[pl.Callback]:
     """Callbacks of the group `callbacks`, in a debug mode without those that watch a Recall.
 
     Raises UsageError for anything else.
     """
     import pytorch_lightning as pl
-    from hydra.utils import instantiate
 
-    found = {name: instantiate(each) for name, each in cfg.callbacks.items()}
-    for name, each in found.items():
-        if not isinstance(each, pl.Callback):
-            raise UsageError(
-                f"callbacks.{name}: expected a pytorch_lightning.Callback by its _target_, received "
-                f"{type(each).__name__}."
-            )
+    found = _members(cfg, "callbacks", pl.Callback, "pytorch_lightning.Callback")
     scored = is_scored(cfg)
     return [each for each in found.values() if scored or "/recall_at_" not in str(getattr(each, "monitor", ""))]
 
@@ -248,18 +252,9 @@ def learning(cfg: DictConfig) -> dict[str, Any]:
 
 def make_regularisers(cfg: DictConfig) -> dict[str, Any]:
     """{name: regulariser} of the group `regulariser`. Raises UsageError for anything else."""
-    from hydra.utils import instantiate
-
     from proxy_anchor.losses.regulariser import Regulariser
 
-    found = {str(name): instantiate(each) for name, each in cfg.regulariser.items()}
-    for name, each in found.items():
-        if not isinstance(each, Regulariser):
-            raise UsageError(
-                f"regulariser.{name}: expected a proxy_anchor.losses.regulariser.Regulariser by its _target_, received "
-                f"{type(each).__name__}."
-            )
-    return found
+    return _members(cfg, "regulariser", Regulariser, "proxy_anchor.losses.regulariser.Regulariser")
 
 
 def nested_dims(cfg: DictConfig) -> list[int]:
