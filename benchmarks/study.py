@@ -17,6 +17,7 @@ import argparse
 import csv
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from common import HERE
 from hydra import compose, initialize_config_dir
 
@@ -32,6 +34,7 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.finite import NotFinite
 from proxy_anchor.utils import write_json
 from train import train
 
@@ -115,7 +118,8 @@ def best_settings(study: str, name: str, grid: dict[str, list[str]]) -> list[str
         if not file.exists():
             raise UsageError(f"{study} lacks {file.name}: run `python benchmarks/study.py {study} ...` first.")
         result = json.loads(file.read_text(encoding="utf-8"))
-        found.append((result["selected"]["validation"]["1"], -number, values))
+        recall = -1.0 if "diverged" in result else result["selected"]["validation"]["1"]
+        found.append((recall, -number, values))
     return [f"{key}={value}" for key, value in zip(grid, max(found)[2], strict=True)]
 
 
@@ -210,6 +214,11 @@ def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> i
                 cfg = compose("train", [*overrides, f"run={name}"])
             try:
                 result = train(cfg, Path(folder) / name)
+            except NotFinite as error:  # an outcome of these settings
+                write_json(records / f"{name}.json", {"diverged": str(error)})
+                print(f"{name}: {error}", flush=True)
+                entry.forget_last_run()
+                continue
             except Exception as error:  # the others go on
                 print(f"{name}: failed: {type(error).__name__}: {str(error)[-500:]}", flush=True)
                 failed += 1
@@ -231,7 +240,7 @@ def main() -> None:
     parser.add_argument("study", nargs="?", choices=STUDIES)
     parser.add_argument("overrides", nargs="*", help="for every run; dataset.root=DIR among them")
     parser.add_argument("--list", action="store_true", help="the studies, and how many of their runs have a record")
-    parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
+    parser.add_argument("--jobs", type=int, default=1, help="runs in parallel, spread over the GPUs")
     parser.add_argument("--part", type=int, help="train every jobs-th run from this one on, in this process")
     parser.add_argument("--only", default="", help="only runs whose name begins so")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the studies")
@@ -248,7 +257,11 @@ def main() -> None:
         return
     if given.part is None and given.jobs > 1:
         command = [sys.executable, __file__, *sys.argv[1:]]
-        parts = [subprocess.Popen([*command, "--part", str(part)]) for part in range(given.jobs)]
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+        parts = [
+            subprocess.Popen([*command, "--part", str(part)], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu})
+            for part, gpu in zip(range(given.jobs), itertools.cycle(gpus), strict=False)
+        ]
         raise SystemExit(max(abs(part.wait()) for part in parts))  # negative: ended by a signal
 
     records = given.output / given.study

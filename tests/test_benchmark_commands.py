@@ -252,6 +252,7 @@ def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(
     for name in study.STUDIES["cars_half_methods_search"]():
         held_out = {"tcm_5": 0.9, "tcm_6": 0.9}.get(name, 0.5)  # of equal ones the first
         (folder / f"{name}.json").write_text(json.dumps({"selected": {"validation": {"1": held_out}}}))
+    (folder / "tcm_0.json").write_text(json.dumps({"diverged": "the loss is nan"}))
     runs = study.STUDIES["cars_half_methods"]()
     assert len(runs) == 5 * 7
     best = ["optimizer.lr=3e-4", "regulariser.tcm.weight=0.3", "regulariser.tcm.negative_margin=0.5"]
