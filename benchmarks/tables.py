@@ -12,11 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import complexity
 import pandas
 import scale
+import scipy.stats
 
 from proxy_anchor.reports.paper import paper_results
 from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table
@@ -25,6 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = REPOSITORY / "docs" / "results", REPOSITORY / "benchmarks" / "results"
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 LEVEL = 74  # Recall@1 in percent of "first epoch at"
+SETS = {"Cars-196": "cars_half", "CUB-200-2011": "cub_half"}
 Rows = list[dict[str, Any]]
 
 
@@ -77,7 +80,7 @@ def half_cub() -> Rows:
 def selection() -> Rows:
     """The epoch selected on test classes, as in the paper, or on held-out ones."""
     rows = []
-    for images, folder in (("Cars-196", "cars_half"), ("CUB-200-2011", "cub_half")):
+    for images, folder in SETS.items():
         for name, epoch, files in (
             ("the test classes, as in the paper", "best", seeds("fast_", 1, 2, 3)),
             ("held-out training classes", "selected", seeds("validation_", 1, 2, 3)),
@@ -103,7 +106,7 @@ def stopped(run: dict[str, Any], patience: int) -> tuple[dict[str, Any], int]:
 def early_stopping() -> Rows:
     """Runs of 40 epochs, and what early stopping would have left of them."""
     rows = []
-    for images, folder in (("Cars-196", "cars_half"), ("CUB-200-2011", "cub_half")):
+    for images, folder in SETS.items():
         for name, files in (("test", seeds("fast_", 1, 2, 3, 4, 5)), ("held-out", seeds("validation_", 1, 2, 3))):
             runs = read(*files, folder=folder)
             row = {"half of": images, "epoch selected on": f"{name} classes", "n": len(runs)}
@@ -140,17 +143,85 @@ def float32_precision() -> Rows:
     ]
 
 
-def comparison(name: str) -> dict[str, list[dict[str, Any]]]:
+def settings(run: dict[str, Any]) -> str:
+    """What the search of a loss or method chose, of the run's command."""
+    keys = ("optimizer.", "loss.", "regulariser.")
+    return ", ".join(each.removeprefix("optimizer.") for each in run["command"].split() if each.startswith(keys))
+
+
+def searched(kind: str) -> Rows:
+    """Recall@1 on held-out classes of all settings, and the chosen ones."""
+    rows = []
+    for images, folder in SETS.items():
+        runs = by_name(f"{folder}_{kind}_search")
+        for name in runs:
+            values = [100 * run["selected"]["validation"]["1"] for run in runs[name]]
+            best = runs[name][values.index(max(values))]
+            row = {
+                "half of": images,
+                "loss": name,
+                "settings": len(values),
+                "lowest": min(values),
+                "highest": max(values),
+            }
+            rows.append(row | {"chosen": settings(best), "its epoch": best["selected"]["epoch"]})
+    return rows
+
+
+def by_name(study: str) -> dict[str, list[dict[str, Any]]]:
+    """{loss or method: its runs} of a study, in the order of their seeds or settings."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted((RESULTS / study).glob("*.json")):
+        name = re.sub(r"_(seed)?\d+$", "", file.stem)
+        found.setdefault(name, []).append(json.loads(file.read_text(encoding="utf-8")))
+    return found
+
+
+def difference(runs: list[dict[str, Any]], others: list[dict[str, Any]], epoch: str) -> str | None:
+    """Mean paired difference of Recall@1 in points, with its 95 % interval (Student's t), over the seeds of both."""
+    by_seed = {run["seed"]: run for run in others}
+    points = [
+        100 * (run[epoch]["recall"]["1"] - by_seed[run["seed"]][epoch]["recall"]["1"])
+        for run in runs
+        if run["seed"] in by_seed
+    ]
+    if runs == others or len(points) < 2:
+        return None
+    low, high = scipy.stats.ttest_1samp(points, 0).confidence_interval()
+    return f"{sum(points) / len(points):+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def at_their_best(kind: str) -> Rows:
+    """Every loss or method with the settings of its search, against Proxy-Anchor with the same seeds."""
+    rows = []
+    for images, folder in SETS.items():
+        runs, reference = by_name(f"{folder}_{kind}"), by_name(f"{folder}_losses")["proxy_anchor"]
+        runs = dict(sorted(runs.items(), key=lambda each: -mean(run["best"]["recall"]["1"] for run in each[1])))
+        for name, own in runs.items():
+            row = {"half of": images, "loss": name, "n": len(own)}
+            for epoch in ("best", "last"):
+                row |= {
+                    epoch: recall(own, epoch),
+                    f"{epoch}, against `proxy_anchor`": difference(own, reference, epoch),
+                }
+            rows.append(row | {"best epoch": str(Spread.of(run["best"]["epoch"] for run in own))})
+    return rows
+
+
+def comparison(folder: str) -> dict[str, list[dict[str, Any]]]:
     """{loss: results by seed} of a comparison."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted((RESULTS / f"cars_half_{name}").glob("*/seed*/result.json")):
+    for file in sorted((RESULTS / folder).glob("*/seed*/result.json")):
         found.setdefault(file.parts[-3], []).append(json.loads(file.read_text(encoding="utf-8")))
     return found
 
 
-def losses() -> Rows:
-    """Losses on equal terms, by best Recall@1."""
-    rows = comparison_rows(comparison("losses"))
+FIRST_LOSSES = "cars_half_first_edition/losses"
+
+
+def first_losses() -> Rows:
+    """Losses with Proxy-Anchor's settings, by best Recall@1."""
+    rows = comparison_rows(comparison(FIRST_LOSSES))
     rows.sort(key=lambda row: -row["best R@1"].mean)
     shown = ["loss", "seeds", "best R@1", "last R@1", *(key for key in rows[0] if " to " in key), "images/s"]
     return [{key: row[key] for key in shown} for row in rows]
@@ -158,7 +229,8 @@ def losses() -> Rows:
 
 def noise() -> Rows:
     """The same by share of wrong labels."""
-    by_noise = {0: comparison("losses"), 20: comparison("noise20"), 40: comparison("noise40")}
+    by_noise = {0: FIRST_LOSSES, 20: "cars_half_noise20", 40: "cars_half_noise40"}
+    by_noise = {share: comparison(folder) for share, folder in by_noise.items()}
     return [
         {"loss": loss}
         | {
@@ -462,7 +534,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
             half_cub,
             half_cars_devices,
             float32_precision,
-            losses,
+            first_losses,
             noise,
             worst_classes,
         ),
@@ -470,6 +542,8 @@ TABLES: dict[str, Callable[[], Rows]] = {
         *(search, reranking, embedding_folders, gallery_sizes, loss_complexity),
     )
 }
+TABLES["losses_search"] = partial(searched, "losses")
+TABLES["losses"] = partial(at_their_best, "losses")
 TABLES["first_search"] = partial(recipes, "cars_half_recipe", FIRST_SEARCH)
 TABLES["second_search"] = partial(recipes, "cars_half_recipe/color_search", SECOND_SEARCH)
 COMPUTED = {
