@@ -145,16 +145,28 @@ def test_without_network_the_file_wanted_is_named(
 # A folder in timm's form
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
-def test_a_folder_is_a_backbone_and_the_checkpoint_does_without_it(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "image_size"),
+    [
+        ("test_resnet", 64),
+        ("test_vit", 64),
+        ("vit_small_patch14_dinov2", 56),  # its position embedding is that of 518 px
+        ("vit_tiny_patch16_dinov3_qkvb", 64),
+    ],
+)
+def test_a_folder_is_a_backbone_and_the_checkpoint_does_without_it(name: str, image_size: int, tmp_path: Path) -> None:
     model = timm.create_model(name, num_classes=0)
     timm.models.save_for_hf(model, str(tmp_path / "model"), safe_serialization=True)
-    net = EmbeddingNet(f"local-dir:{tmp_path / 'model'}", 8, image_size=64)
+    net = EmbeddingNet(f"local-dir:{tmp_path / 'model'}", 8, image_size=image_size)
     loaded = net.backbone.state_dict()
     assert all(torch.equal(value, loaded[key]) for key, value in model.state_dict().items() if key != "pos_embed")
     assert net.config["backbone"] == name
     shutil.rmtree(tmp_path / "model")
-    EmbeddingNet.from_config(net.config).load_state_dict(net.state_dict())
+    again = EmbeddingNet.from_config(net.config).eval()
+    again.load_state_dict(net.state_dict())
+    images = torch.randint(256, (2, 3, image_size, image_size), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.equal(again(images), net.eval()(images))
 
 
 def test_a_folder_of_something_else_is_one_line(tmp_path: Path) -> None:
