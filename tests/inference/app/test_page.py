@@ -347,6 +347,48 @@ def test_map(page) -> None:
     expect(page.locator("#map")).to_be_hidden()
 
 
+def place_of_query(page) -> tuple[float, float]:
+    """Where the map's label of an uploaded query is, in pixels of the canvas."""
+    label = page.locator("#map-query")
+    expect(label).to_be_visible()
+    return label.evaluate("label => [parseFloat(label.style.left), parseFloat(label.style.top)]")
+
+
+def test_an_uploaded_query_is_on_the_map_and_two_fingers_zoom(page, tmp_path: Path) -> None:
+    page.locator("#show-map").click()
+    expect(page.locator("#map-title")).to_have_text("Map: 15 images")
+    expect(page.locator("#map-query")).to_be_hidden()
+    upload(page, tmp_path / "images" / "dog" / "2.png")
+    expect(hits(page, 0)).to_have_count(15)
+    expect(page.locator("#map-query")).to_have_text("query, approximate place")
+    # The mean of the five nearest images' places, weighted by similarity; a margin of 0.04 is around the map.
+    places = {each["id"]: each for each in page.request.get(page.url.partition("?")[0] + "api/map/0").json()["points"]}
+    weights = dict(
+        zip(ids(hits(page, 0))[:5], hits(page, 0).evaluate_all("all => all.map(c => c.image.similarity)"), strict=False)
+    )
+    x, y = (sum(w * places[id_][axis] for id_, w in weights.items()) / sum(weights.values()) for axis in "xy")
+    box = page.locator("#plot canvas").bounding_box()
+    side = min(box["width"], box["height"]) - 2  # without the border
+    place = place_of_query(page)
+    indent = (box["width"] - 2 - side) / 2, (box["height"] - 2 - side) / 2
+    assert place == pytest.approx([indent[0] + side * (x + 0.04) / 1.08, indent[1] + side * (1.04 - y) / 1.08], abs=1)
+
+    # Two fingers go from 40 to 80 pixels apart, and their middle 30 pixels to the right and 10 down.
+    middle = [place[0] - 20, place[1] - 10]
+    touch = page.context.new_cdp_session(page)
+    for kind, across, down, apart in (("Start", 0, 0, 20), ("Move", 30, 10, 40), ("End", 0, 0, 0)):
+        at = [box["x"] + 1 + middle[0] + across, box["y"] + 1 + middle[1] + down]
+        points = [{"x": at[0] + sign * apart, "y": at[1], "id": sign + 1} for sign in (-1, 1)] if apart else []
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+    expect(page.locator("#heading")).to_have_text("2.png")  # and nothing was searched
+    expected = [middle[0] + 30 + 2 * 20, middle[1] + 10 + 2 * 10]
+    page.wait_for_function(f"Math.abs(parseFloat(document.getElementById('map-query').style.left) - {expected[0]}) < 1")
+    assert place_of_query(page) == pytest.approx(expected, abs=1)
+
+    page.locator("#home").click()
+    expect(page.locator("#map-query")).to_be_hidden()
+
+
 def test_a_box_searches_for_a_part(page, tmp_path: Path) -> None:
     both = Image.new("RGB", (64, 32))
     for left, name in ((0, "eel"), (32, "dog")):
