@@ -322,6 +322,7 @@ def test_from_pretrained_reads_run_folders_and_exports(make_checkpoint, gallery:
         (lambda r, g: r.index([g / "cat" / "0.png"], ["a", "b"]), "1 images but 2 labels"),
         (lambda r, g: r.index(g / "nothing"), "no such folder"),
         (lambda r, g: Retriever(r.embedder.net).search(g / "cat" / "0.png"), "the gallery is empty"),
+        (lambda r, g: Retriever(torch.nn.Flatten()), "net is of type Flatten: expected an EmbeddingNet; make one"),
         (lambda r, g: Retriever(r.embedder.net, device="tpu"), "device=tpu is not available"),
         (lambda r, g: Retriever(r.embedder.net, precision="8"), "precision=8 is not known"),
         (lambda r, g: r.search(g / "cat" / "0.png", reranking="magic"), "rerank=magic is not known"),

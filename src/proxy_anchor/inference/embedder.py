@@ -75,7 +75,7 @@ class Embedder:
             regulariser=nested; None keeps all.
 
     Raises:
-        UsageError: for a value out of range.
+        UsageError: for another module, or a value out of range.
     """
 
     def __init__(
@@ -88,6 +88,11 @@ class Embedder:
         precision: str = "32",
         dim: int | None = None,
     ) -> None:
+        if not isinstance(net, EmbeddingNet):
+            raise UsageError(
+                f"net is of type {type(net).__name__}: expected an EmbeddingNet; make one with EmbeddingNet(BACKBONE, "
+                "DIM) and load your weights into it, or read one with Retriever.from_pretrained(PATH)."
+            )
         self.embedding_dim: int = net.config["embedding_dim"] if dim is None else dim
         check_int("batch_size", batch_size, 1)
         if dim is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -78,6 +79,21 @@ class SharedNet(
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())  # NumPy lacks bfloat16
         return digest.hexdigest()[:32]
+
+    def save_pretrained(self, save_directory: str | Path, *, repo_id: str | None = None, **options: Any) -> str | None:
+        """Write config.json, model.safetensors and README.md, over those of an earlier network.
+
+        An interruption leaves the earlier network, or a folder without config.json, which `from_pretrained` refuses.
+        options: see `huggingface_hub.ModelHubMixin.save_pretrained`.
+        """
+        folder = Path(save_directory).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".saving-", dir=folder) as aside:
+            address = super().save_pretrained(aside, repo_id=repo_id or folder.name, **options)
+            (folder / CONFIG_FILE).unlink(missing_ok=True)  # new with old files would be another network
+            for name in (WEIGHTS_FILE, CARD_FILE, CONFIG_FILE):
+                Path(aside, name).replace(folder / name)
+        return address
 
     def _save_pretrained(self, save_directory: Path) -> None:
         assert isinstance(self, nn.Module)
