@@ -348,19 +348,18 @@ def test_map(page) -> None:
 
 
 def place_of_query(page) -> tuple[float, float]:
-    """Where the map's label of an uploaded query is, in pixels of the canvas."""
-    label = page.locator("#map-query")
-    expect(label).to_be_visible()
-    return label.evaluate("label => [parseFloat(label.style.left), parseFloat(label.style.top)]")
+    """Where the map's mark of an uploaded query is, in pixels of the canvas."""
+    expect(page.locator("#map-query")).to_be_visible()
+    return page.locator("#map-query").evaluate("mark => [parseFloat(mark.style.left), parseFloat(mark.style.top)]")
 
 
 def test_an_uploaded_query_is_on_the_map_and_two_fingers_zoom(page, tmp_path: Path) -> None:
     page.locator("#show-map").click()
     expect(page.locator("#map-title")).to_have_text("Map: 15 images")
-    expect(page.locator("#map-query")).to_be_hidden()
+    expect(page.locator("#map-note")).to_be_hidden()
     upload(page, tmp_path / "images" / "dog" / "2.png")
     expect(hits(page, 0)).to_have_count(15)
-    expect(page.locator("#map-query")).to_have_text("query, approximate place")
+    expect(page.locator("#map-note")).to_contain_text("the query, at an approximate place")
     # The mean of the five nearest images' places, weighted by similarity; a margin of 0.04 is around the map.
     places = {each["id"]: each for each in page.request.get(page.url.partition("?")[0] + "api/map/0").json()["points"]}
     weights = dict(
@@ -386,7 +385,7 @@ def test_an_uploaded_query_is_on_the_map_and_two_fingers_zoom(page, tmp_path: Pa
     assert place_of_query(page) == pytest.approx(expected, abs=1)
 
     page.locator("#home").click()
-    expect(page.locator("#map-query")).to_be_hidden()
+    expect(page.locator("#map-note")).to_be_hidden()
 
 
 def test_a_box_searches_for_a_part(page, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ function paint() {
   placeOwn(width, height);
 }
 
-/** Label a query that is no point, at the mean of its nearest hits' places, weighted by similarity. */
+/** Mark a query that is no point, at the mean of its nearest hits' places, weighted by similarity. */
 function placeOwn(width, height) {
   const weight = (image) => Math.max(1e-6, marks.hits.get(keyOf(image)));
   const hits = marks.isOwn ? points.filter((each) => marks.hits.has(keyOf(each))) : [];
