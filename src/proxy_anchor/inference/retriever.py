@@ -249,7 +249,7 @@ class Retriever:
     def thumbnail(self, id_: int) -> bytes:
         """A small JPEG of a gallery image's file; b"" if unreadable."""
         try:
-            return make_thumbnail(read_rgb(Path(self.items[id_].name)), _THUMBNAIL_PX)
+            return make_thumbnail(read_rgb(Path(self.items[id_].name)), _THUMBNAIL_PX, _THUMBNAIL_PX)
         except UsageError:
             return b""
 

@@ -128,7 +128,7 @@ def _rows(
 
 
 def _tile(path: Path, state: str, *lines: str) -> dict[str, Any]:
-    return {"jpeg": make_thumbnail(read_rgb(path), _TILE_PX), "state": state, "lines": [*lines, path.name]}
+    return {"jpeg": make_thumbnail(read_rgb(path), _TILE_PX, _TILE_PX), "state": state, "lines": [*lines, path.name]}
 
 
 def write_search_page(
@@ -143,7 +143,7 @@ def write_search_page(
     for query, name, hits in zip(queries, names, results, strict=True):
         label, share = vote(hits)
         verdict = "" if label is None else f"class by vote: {label} ({100 * share:.0f} %)"
-        jpeg = make_thumbnail(open_input(query), _TILE_PX)
+        jpeg = make_thumbnail(open_input(query), _TILE_PX, _TILE_PX)
         tiles = [{"jpeg": jpeg, "state": "query", "lines": ["query", name, verdict]}]
         for hit in hits:
             word = "match " if hit.is_match else ""  # a word in addition to the colour

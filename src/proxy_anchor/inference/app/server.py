@@ -218,7 +218,7 @@ class _Page:
         return _json({"points": [{**self._image(model, id_, request), "x": x, "y": y} for id_, x, y in places]})
 
     def thumbnail(self, request: Request) -> Response:
-        """A small WebP of a gallery image."""
+        """A small JPEG of a gallery image."""
         return self._picture(request, pictures.thumbnail)
 
     def image(self, request: Request) -> Response:
