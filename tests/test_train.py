@@ -143,6 +143,12 @@ def test_validation_folds_report_the_mean(tmp_path):
     mean = sum(fold["last"]["recall"]["1"] for fold in folds) / 2
     assert result["last"]["recall"]["1"] == pytest.approx(mean)
     assert f"last epoch 1: @1 {100 * mean:.1f}" in output
+    page = (tmp_path / "runs" / "x" / "index.html").read_text()
+    for number, fold in enumerate(folds):
+        recall = 100 * fold["last"]["recall"]["1"]
+        assert f'<a href="fold{number}/index.html">fold{number}</a></td><td>{recall:.1f}</td>' in page
+    assert page.count("<svg") == 1
+    assert f"selected epoch 1: @1 {100 * mean:.1f}" in page
     assert result["selected"]["epoch"] == 1
 
 

@@ -21,9 +21,11 @@ from torch import Tensor
 from proxy_anchor.data.bad_images import BAD_IMAGES_FILE
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.figures import recall_curves
 from proxy_anchor.reports.gallery import retrieval_gallery
 from proxy_anchor.reports.model_card import write_model_card
 from proxy_anchor.reports.pages import write_run_page
+from proxy_anchor.reports.tables import write_table
 from proxy_anchor.training.callbacks.memory import PeakMemory, peak_memory
 from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
 from proxy_anchor.utils import RESULT_FILE, write_json
@@ -204,13 +206,21 @@ def fold_summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def format_folds(combined: dict[str, Any]) -> str:
-    """The selected and the last epoch of `fold_summary`, in percent."""
+def write_folds(folder: Path, combined: dict[str, Any]) -> str:
+    """Write result.json, table, curve and page of `fold_summary`; returns its means in percent for a terminal."""
+    folds, epoch = combined["folds"], combined["selected"]["epoch"]
+    rows = []
+    for number, fold in enumerate(folds):
+        recall = next(each["recall"] for each in fold["history"] if each["epoch"] == epoch)
+        rows.append({"fold": f"fold{number}"} | {f"R@{k}": 100 * value for k, value in recall.items()})
+    curve = recall_curves({"mean of the folds": folds}, k=int(next(iter(recall))))
     lines = []
     for name in ("selected", "last"):
         values = zip(combined[name]["recall"].items(), combined[name]["deviation"].values(), strict=True)
         numbers = "  ".join(f"@{k} {100 * mean:.1f} ± {100 * sd:.1f}" for (k, mean), sd in values)
         lines.append(f"mean over folds, {name} epoch {combined[name]['epoch']}: {numbers}")
+    lines.append(write_table(folder, "folds", rows, {"recall_by_epoch": curve}, "\n\n".join(lines)))
+    write_json(folder / RESULT_FILE, combined)
     return "\n".join(lines)
 
 
