@@ -10,27 +10,23 @@ import pytest
 import torch
 from commands import TINY_FOLDER, compose_train
 from pictures import write_noise_images
+from reports.test_paper import DATA as BIRDS
 from reports.test_paper import write_run
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports import figures
 from proxy_anchor.reports.paper import paper_tables, terminal_text
-from proxy_anchor.reports.runs import read_runs, settings
+from proxy_anchor.reports.runs import read_runs
 from proxy_anchor.reports.tables import write_comparison
 from proxy_anchor.training.module import CHECKPOINT_KEY
 from train import train
 
 FOLDER = ("dataset=folder", "backbone=bninception")
-BIRDS = {"train": "64 images of 8 classes, 0a1b", "query": "64 images of 8 classes, 2c3d"}
 BOATS = {"train": "64 images of 8 classes, 4e5f", "query": "64 images of 8 classes, 6a7b"}
 
 
-def write_own(folder: Path, root: str, data: dict[str, str] | None, *overrides: str, recall_1: float) -> Path:
-    write_run(folder, *FOLDER, f"dataset.root={root}", *overrides, recall_1=recall_1)
-    if data is not None:
-        file = folder / "result.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"data": data}))
-    return folder
+def write_own(folder: Path, root: str, data: dict[str, str], *overrides: str, recall_1: float) -> Path:
+    return write_run(folder, *FOLDER, f"dataset.root={root}", *overrides, recall_1=recall_1, data=data)
 
 
 def rows(folder: Path):
@@ -61,12 +57,6 @@ def test_the_content_is_what_counts_and_not_name_or_place(tmp_path):
     assert "images (1)  deep/a, deep/c  Proxy-Anchor  512  BN   45.0 ± 7.1" in text
     names = list(figures.named_groups(read_runs(tmp_path)))
     assert names == [f"images ({number}), Proxy-Anchor, BN, 512-d" for number in (1, 2)]
-
-
-def test_runs_that_do_not_say_what_they_saw_are_alike_to_none(tmp_path):
-    for name, data in (("a", None), ("b", None), ("c", BIRDS)):
-        write_own(tmp_path / name, "/x/images", data, f"seed={ord(name)}", recall_1=0.5)
-    assert [(names, count) for _, names, _, count, _ in rows(tmp_path)] == [("a", 1), ("b", 1), ("c", 1)]
 
 
 def test_the_files_name_data_and_run_and_say_nothing_of_the_paper(tmp_path, report):
@@ -123,20 +113,3 @@ def test_comparisons_of_different_images_are_not_averaged(trained, tmp_path):
     other = z | {"data": {"train": z["data"]["train"], "query": "other images"}}
     with pytest.raises(UsageError, match="of 2 different data sets"):
         write_comparison(tmp_path, {"triplet": [x, other]})
-
-
-def test_a_run_from_before_the_schedulers_were_a_group_is_no_other_run():
-    shared = {"dataset": {"load": {"csv_file": "/a.csv"}}, "recipe": {"lr": 1}}
-    old = {"lr": 1e-4, "schedule": "step", "lr_step_epochs": 5, "lr_gamma": 0.5, "ema_decay": 0.9}
-    mean_of = {"_target_": "torch.optim.swa_utils.get_ema_multi_avg_fn", "decay": 0.9}
-    new = {
-        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-4},
-        "scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5, "gamma": 0.5},
-        "callbacks": {
-            "ema": {"_target_": "pytorch_lightning.callbacks.WeightAveraging", "multi_avg_fn": mean_of},
-            "lr_monitor": {"_target_": "pytorch_lightning.callbacks.LearningRateMonitor"},
-        },
-        "dataset": {"load": {"csv_file": "/elsewhere/a.csv"}},
-    }
-    assert settings({**shared, "optimizer": old}) == settings(new)
-    assert old["schedule"] == "step"  # the caller's own stays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from omegaconf import OmegaConf
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.paper import Contract, paper_tables, terminal_text
-from proxy_anchor.reports.runs import BEFORE, read_runs, settings
+from proxy_anchor.reports.runs import read_runs
 
+DATA = {"train": "64 images of 8 classes, 0a1b", "query": "64 images of 8 classes, 2c3d"}
 RECALL = {"1": 0.861, "2": 0.917, "4": 0.95, "8": 0.973}
 
 
-def write_run(folder: Path, *overrides: str, recall_1: float = 0.861) -> Path:
+def write_run(folder: Path, *overrides: str, recall_1: float = 0.861, data: Mapping[str, str] = DATA) -> Path:
     """A run folder as train.py leaves it, with made-up numbers: two epochs, the first at half the recall."""
     folder.mkdir(parents=True)
     OmegaConf.save(compose_train(*overrides), folder / "config.yaml", resolve=True)
@@ -24,7 +26,7 @@ def write_run(folder: Path, *overrides: str, recall_1: float = 0.861) -> Path:
         {"epoch": epoch, "recall": {**RECALL, "1": share * recall_1}, "train_seconds": 2.0, "validation": None}
         for epoch, share in ((1, 0.5), (2, 1.0))
     ]
-    result = {"searched": "test", "selected": rows[1], "best": rows[1], "last": rows[0], "history": rows}
+    result = {"searched": "test", "selected": rows[1], "best": rows[1], "last": rows[0], "history": rows, "data": data}
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 
@@ -81,21 +83,6 @@ DEVIATIONS = {
 def test_colours_and_drop_path_are_marked_as_what_the_paper_has_not(tmp_path, key):
     write_run(tmp_path / "a", *CARS, f"{key}=0.1")
     assert main_row(paper_tables(read_runs(tmp_path), [contract()])).mark == f"{key} 0.1 (contract 0)"
-
-
-def test_runs_from_before_a_setting_are_no_other_runs(tmp_path):
-    write_run(tmp_path / "new", *CARS, "seed=1", recall_1=0.85)
-    file = write_run(tmp_path / "old", *CARS, "seed=2", recall_1=0.87) / "config.yaml"
-    config = OmegaConf.load(file)
-    for key in BEFORE:
-        place, _, name = key.rpartition(".")
-        del (OmegaConf.select(config, place) if place else config)[name]
-    OmegaConf.save(config, file)
-    row = main_row(paper_tables(read_runs(tmp_path), [contract()]))
-    assert (row.runs, row.mark) == (2, "")
-    assert dict.fromkeys(DEVIATIONS, 0.0) | {"float32_precision": "tf32", "optimizer.layer_decay": None} == BEFORE
-    composed = OmegaConf.to_container(compose_train(*CARS), resolve=True)
-    assert settings(composed).items() >= BEFORE.items()  # what they are unless told
 
 
 def test_rows_without_contract_or_without_a_row_of_the_paper(tmp_path):

@@ -196,7 +196,6 @@ def _require_same_data(runs: Sequence[Result]) -> None:
     found = {
         (repr(sorted(each for each in run["data"].items() if each[0] != "train")), run["num_train_images"])
         for run in runs
-        if "data" in run  # records from before result.json held it
     }
     if len(found) > 1:
         raise UsageError(
