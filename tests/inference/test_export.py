@@ -192,8 +192,6 @@ def test_bad_requests_are_one_line(make_checkpoint: Callable, tmp_path: Path, mo
     trained = load_trained(make_checkpoint())
     with pytest.raises(UsageError, match="format=tflite is not known"):
         export(trained, "tflite", tmp_path / "out")
-    with pytest.raises(UsageError, match=r"format=torchscript: .* use format=pt2"):
-        export(trained, "torchscript", tmp_path / "out")
     with pytest.raises(UsageError, match="already holds something"):
         export(trained, "safetensors", tmp_path)
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "onnxscript" else name)

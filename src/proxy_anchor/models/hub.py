@@ -14,6 +14,7 @@ from torch import nn
 
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.errors import UsageError, reason_of
+from proxy_anchor.utils import write_json
 
 FORMAT = 1
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
@@ -97,7 +98,7 @@ class SharedNet(
 
     def _save_pretrained(self, save_directory: Path) -> None:
         assert isinstance(self, nn.Module)
-        write_config(save_directory / CONFIG_FILE, self.describe())
+        write_json(save_directory / CONFIG_FILE, self.describe())
         write_tensors(save_directory / WEIGHTS_FILE, self)
         if self.card:
             (save_directory / CARD_FILE).write_text(self.card, encoding="utf-8")
@@ -152,18 +153,10 @@ class SharedNet(
         return net.eval()
 
 
-def write_config(file: Path, content: dict[str, Any]) -> None:
-    """Write config.json."""
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
 def write_tensors(file: Path, module: nn.Module) -> None:
-    """Write all tensors of a module, readable as other new files are."""
-    from safetensors.torch import save_file
+    """Write all tensors of a module."""
+    from safetensors.torch import save
 
     # Copies: safetensors refuses tensors that share memory (as in CoaT), and channels-last ones.
     tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in module.state_dict().items()}
-    file.touch()
-    mode = file.stat().st_mode
-    save_file(tensors, file, metadata={"format": "pt"})
-    file.chmod(mode & 0o777)  # safetensors writes for the owner alone
+    file.write_bytes(save(tensors, metadata={"format": "pt"}))  # its own files are readable by the owner alone
