@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +63,6 @@ def test_objects_of_a_list_are_searched(make_checkpoint: Callable, tmp_path: Pat
     for query in (pixels[:, 40:80], names[1]):
         hit = retriever.search(query, k=3)[0][0]
         assert (hit.name, hit.label, hit.similarity) == (names[1], "b", pytest.approx(1, abs=1e-6))
-    with Image.open(io.BytesIO(retriever.thumbnail(1))) as thumbnail:
-        assert thumbnail.size == (40, 40)
     (tmp_path / "list.csv").write_text("\n".join(lines[:3]))
     assert retriever.update(tmp_path / "list.csv", progress=False) == (0, 1)
 
@@ -125,11 +122,10 @@ def test_adding_and_removing(retriever: Retriever, gallery: Path, write_images: 
         retriever.remove("nothing.png")
 
 
-def test_arrays_and_bytes_have_names_and_thumbnails(make_checkpoint: Callable, gallery: Path) -> None:
+def test_arrays_and_bytes_have_names(make_checkpoint: Callable, gallery: Path) -> None:
     images = [np.asarray(read_rgb(gallery / "cat" / "0.png")), (gallery / "cat" / "1.png").read_bytes()]
     retriever = Retriever.from_pretrained(make_checkpoint()).index(images)
     assert [item.name for item in retriever.items.values()] == ["image 0", "image 1"]
-    assert retriever.thumbnail(1) == b""  # there is no file
     named = retriever.index(images, ["x", "y"], names=["first", "second"])
     assert [(item.name, item.label) for item in named.items.values()] == [("first", "x"), ("second", "y")]
 
@@ -155,7 +151,6 @@ def test_saved_index_is_the_same_index(retriever: Retriever, gallery: Path, make
     query = gallery / "eel" / "2.png"
     assert again.search(query, k=14) == retriever.search(query, k=14)
     assert again.threshold == retriever.threshold
-    assert again.thumbnail(7) == retriever.thumbnail(7) != b""
     assert again.add([query], names=["new"], progress=False) == [15]
     again.save(tmp_path / "index")  # over itself, mapped files and all
     assert len(Retriever.from_pretrained(make_checkpoint()).load(tmp_path / "index")) == 15
@@ -230,7 +225,6 @@ def test_interrupted_indexing_goes_on_where_it_stopped(make_checkpoint, gallery:
     whole = make().index(gallery, progress=False)
     assert torch.allclose(resumed.embeddings[1], whole.embeddings[1], atol=1e-6)
     assert [item.name for item in resumed.items.values()] == [item.name for item in whole.items.values()]
-    assert resumed.thumbnail(3) == whole.thumbnail(3)
 
     counter.seen = 0
     Image.new("RGB", (40, 40), "red").save(gallery / "cat" / "1.png")  # changed

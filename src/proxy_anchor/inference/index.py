@@ -59,8 +59,6 @@ class VectorIndex:
         """Add rows (n, D) with increasing new ids (n,)."""
         rows = as_rows(vectors, "vectors")
         check_same_dim(rows, self.vectors)
-        if len(ids) != len(rows) or (len(self) and ids.min() <= self.ids.max()) or (np.diff(ids) <= 0).any():
-            raise ValueError("ids must be one per vector, increasing, and larger than those there are")
         unit = normalise(rows, "gallery").float().cpu()
         self._set(np.concatenate([self.ids, ids]), torch.cat([self.vectors, unit]) if len(self) else unit)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.data.folder import list_images
-from proxy_anchor.data.images import ImageInput, input_key, make_thumbnail, read_rgb
+from proxy_anchor.data.images import ImageInput, input_key
 from proxy_anchor.data.table import shorten
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.inference.checkpoint import load_trained, written_whole
@@ -28,7 +28,6 @@ from proxy_anchor.retrieval.threshold import Threshold, calibrate_threshold
 INDEX_FORMAT = 3
 INDEX_FILE = "index.json"
 _RERANKED = 100  # nearest neighbours, at least, that re-ranking reorders
-_THUMBNAIL_PX = 112
 
 
 @dataclass(frozen=True)
@@ -246,13 +245,6 @@ class Retriever:
         match = None if self.threshold is None else similarity >= self.threshold.similarity
         return Hit(id_, item.name, item.label, similarity, match)
 
-    def thumbnail(self, id_: int) -> bytes:
-        """A small JPEG of a gallery image's file; b"" if unreadable."""
-        try:
-            return make_thumbnail(read_rgb(Path(self.items[id_].name)), _THUMBNAIL_PX, _THUMBNAIL_PX)
-        except UsageError:
-            return b""
-
     def calibrate(self, false_accept_rate: float = 0.001) -> Threshold:
         """Choose the similarity of a match on the gallery's labelled images.
 
@@ -299,32 +291,29 @@ class Retriever:
         """
         folder = Path(folder)
         file = folder / INDEX_FILE
-        damaged = UsageError(f"{file} is damaged: build the index again.")
         if not file.is_file():
             raise UsageError(f"{folder} holds no index ({INDEX_FILE} is missing): make one from a gallery first.")
         own = self.embedder.fingerprint
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            if content["format"] != INDEX_FORMAT:
-                raise UsageError(
-                    f"{folder} has index format {content['format']}; this version reads {INDEX_FORMAT}: "
-                    "build the index again."
-                )
-            if content["model"] != own:
-                raise UsageError(
-                    f"{folder} was made by another model ({str(content['model'])[:8]}, this one is {own[:8]}): "
-                    "use that model, or build the index again."
-                )
+            version, model = content["format"], str(content["model"])
             items = {id_: Item(str(name), label, str(key)) for id_, name, label, key in content["images"]}
             ids = np.array(list(items), dtype=np.int64)
             threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
             kind, next_id = content["kind"], content["next_id"]
             if (np.diff(ids, append=next_id) <= 0).any():
-                raise damaged
-        except UsageError:
-            raise
+                raise ValueError("ids do not increase")
         except (KeyError, TypeError, ValueError) as error:
-            raise damaged from error
+            raise UsageError(f"{file} is damaged: build the index again.") from error
+        if version != INDEX_FORMAT:
+            raise UsageError(
+                f"{folder} has index format {version}; this version reads {INDEX_FORMAT}: build the index again."
+            )
+        if model != own:
+            raise UsageError(
+                f"{folder} was made by another model ({model[:8]}, this one is {own[:8]}): use that model, or build "
+                "the index again."
+            )
         self.kind = kind
         self._clear()
         self._index.load(folder, ids)

@@ -7,7 +7,7 @@ with an error bar of one standard deviation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from matplotlib.ticker import MaxNLocator
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.reports.runs import (
     Run,
-    Spread,
     backbone_abbreviation,
     backbone_name,
     by_seed,
@@ -65,27 +64,21 @@ def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
     Raises:
         UsageError: when no two runs differ in that setting alone.
     """
+    from pandas import DataFrame  # takes half a second to import, and train.py does not need it
+
     label, key, *following = VARIED[figure]
-    lines: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for run in runs:
-        line = lines.setdefault((identity(run, key, *following), _name(run)), {})
-        line.setdefault(settings(run.config)[key], []).append(run.recall(k))
-    drawn = [(name, dict(sorted(line.items()))) for (_, name), line in lines.items() if len(line) > 1]
+    rows = [(identity(run, key, *following), _name(run), settings(run.config)[key], run.recall(k)) for run in runs]
+    lines = DataFrame(rows, columns=["alike", "name", "value", "recall"]).groupby(["alike", "name"], sort=False)
+    spreads = [(name, line.groupby("value")["recall"].agg(["mean", "std", "count"])) for (_, name), line in lines]
+    drawn = [(name, spread) for name, spread in spreads if len(spread) > 1]
     if not drawn:
         raise UsageError(f"no two of these runs differ in {key} alone: there is nothing to draw.")
     made, axes = empty_figure()
-    for index, (name, line) in enumerate(drawn):
-        spreads = [spread for spread in map(Spread.of, line.values()) if spread is not None]
-        axes.errorbar(
-            list(line),
-            [each.mean for each in spreads],
-            [each.deviation or 0.0 for each in spreads],
-            color=COLOURS[index % len(COLOURS)],
-            marker=_MARKERS[index % len(_MARKERS)],
-            capsize=3,
-            label=f"{name} (n = {'-'.join(map(str, sorted({each.n for each in spreads})))})",
-        )
-    ticks = sorted({value for _, line in drawn for value in line})
+    for (name, spread), colour, marker in zip(drawn, cycle(COLOURS), cycle(_MARKERS), strict=False):
+        legend = f"{name} (n = {'-'.join(map(str, sorted(set(spread['count']))))})"
+        error = spread["std"].fillna(0)
+        axes.errorbar(spread.index, spread["mean"], error, color=colour, marker=marker, capsize=3, label=legend)
+    ticks = sorted({value for _, spread in drawn for value in spread.index})
     if key == "embedding_dim":
         axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
@@ -104,7 +97,7 @@ def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
     Raises:
         UsageError: for fewer than two alphas or two deltas.
     """
-    from pandas import DataFrame  # takes half a second to import, and train.py does not need it
+    from pandas import DataFrame
 
     rows = [
         {

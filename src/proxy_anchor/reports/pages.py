@@ -15,8 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from torch import Tensor
 
 from proxy_anchor.data.bad_images import NEAR, Entry, Finding
-from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input, read_rgb
+from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input
 from proxy_anchor.data.table import Splits
+from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.hits import Hit, vote
 from proxy_anchor.inference.retriever import Retriever
 from proxy_anchor.reports.figures import run_curves
@@ -113,22 +114,26 @@ def _rows(
     rows: list[dict[str, Any]] = []
     for number, index in enumerate(queries):
         name, path = query.classes[query.labels[index]], query.paths[index]
-        row: dict[str, Any] = {"text": f"{name} {path.name}", "query": _tile(path, "query", "query", name), "found": {}}
-        first = []
+        row = {"text": f"{name} {path.name}", "query": _tile(path, "query", "query", name, path.name)}
+        tiles: dict[str, list[dict[str, Any]]] = {model: [] for model in found}
         for model, neighbours in found.items():
-            tiles = []
             for each in neighbours[number]:
                 state = "hit" if each.is_hit else "miss"  # a word in addition to the colour
-                label = gallery.classes[gallery.labels[each.index]]
-                tiles.append(_tile(gallery.paths[each.index], state, f"{state} {each.similarity:.3f}", label))
-            row["found"][model] = tiles
-            first.append(tiles[0]["state"] if tiles else "miss")
-        rows.append(row | {"first": " ".join(first)})
+                lines = f"{state} {each.similarity:.3f}", gallery.classes[gallery.labels[each.index]]
+                path = gallery.paths[each.index]
+                tiles[model].append(_tile(path, state, *lines, path.name))
+        first = [each[0]["state"] if each else "miss" for each in tiles.values()]
+        rows.append(row | {"found": tiles, "first": " ".join(first)})
     return rows
 
 
-def _tile(path: Path, state: str, *lines: str) -> dict[str, Any]:
-    return {"jpeg": make_thumbnail(read_rgb(path), _TILE_PX, _TILE_PX), "state": state, "lines": [*lines, path.name]}
+def _tile(image: ImageInput, state: str, *lines: str | None) -> dict[str, Any]:
+    """Picture, frame and caption; without the picture where it cannot be read (any more)."""
+    try:
+        jpeg = make_thumbnail(open_input(image), _TILE_PX, _TILE_PX)
+    except UsageError:
+        jpeg = b""
+    return {"jpeg": jpeg, "state": state, "lines": list(lines)}
 
 
 def write_search_page(
@@ -143,12 +148,10 @@ def write_search_page(
     for query, name, hits in zip(queries, names, results, strict=True):
         label, share = vote(hits)
         verdict = "" if label is None else f"class by vote: {label} ({100 * share:.0f} %)"
-        jpeg = make_thumbnail(open_input(query), _TILE_PX, _TILE_PX)
-        tiles = [{"jpeg": jpeg, "state": "query", "lines": ["query", name, verdict]}]
+        tiles = [_tile(query, "query", "query", name, verdict)]
         for hit in hits:
-            word = "match " if hit.is_match else ""  # a word in addition to the colour
-            lines = [f"{word}{hit.similarity:.3f}", hit.label, hit.name]
-            tiles.append({"jpeg": retriever.thumbnail(hit.id), "state": "hit" if hit.is_match else "", "lines": lines})
+            state, word = ("hit", "match ") if hit.is_match else ("", "")  # a word in addition to the colour
+            tiles.append(_tile(hit.name, state, f"{word}{hit.similarity:.3f}", hit.label, hit.name))
         rows.append(tiles)
     threshold = retriever.threshold and retriever.threshold.describe()
     write_text(file, templates().get_template("search.html").render(threshold=threshold, queries=rows))
@@ -162,7 +165,7 @@ def write_findings_page(file: Path, findings: Sequence[tuple[Finding, Sequence[E
         chosen = [each for each in findings if each[0].kind == kind]
         for finding, images in chosen[:limit]:
             verdict = finding.detail.rpartition("), ")[2]  # without the other image, which is shown
-            tiles = [_tile(path, "", f"{table}: {name}") for path, table, name in images]
+            tiles = [_tile(path, "", f"{table}: {name}", path.name) for path, table, name in images]
             tiles[0]["lines"].insert(0, verdict)
             rows.append(tiles)
         groups.append((kind, meaning, len(chosen), rows))
