@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from reports.conftest import on_circle
 
 from proxy_anchor.data.table import Splits, make_tables
-from proxy_anchor.reports.gallery import retrieval_gallery
+from proxy_anchor.reports.gallery import choose_queries, retrieval_gallery
 
 HIT, MISS, BLACK, WHITE = (0x00, 0x9E, 0x73), (0xCC, 0x33, 0x11), (0, 0, 0), (255, 255, 255)
 TILE, TEXT, GAP = 96, 14, 6
@@ -58,7 +59,7 @@ def by_query(page: Image.Image, rows: int, k: int) -> dict[int, list[tuple[tuple
 
 def test_neighbours_and_their_colours(tmp_path):
     # On a circle: a at 0 and 10 degrees, b at 25 and 100.
-    page = retrieval_gallery(make_splits(tmp_path, "aabb"), [on_circle(0, 10, 25, 100)], num_queries=4, k=3)
+    page = retrieval_gallery(make_splits(tmp_path, "aabb"), [on_circle(0, 10, 25, 100)], range(4), k=3)
     assert page.size == (4 * (TILE + GAP) + 2 * GAP, 4 * (TILE + TEXT + GAP) + GAP)
     assert by_query(page, 4, 3) == {
         0: [(HIT, 1), (MISS, 2), (MISS, 3)],
@@ -69,7 +70,7 @@ def test_neighbours_and_their_colours(tmp_path):
 
 
 def test_the_query_is_not_its_own_neighbour_among_exact_duplicates(tmp_path):
-    page = retrieval_gallery(make_splits(tmp_path, "abcdefgh"), [torch.ones(8, 4)], num_queries=8, k=3)
+    page = retrieval_gallery(make_splits(tmp_path, "abcdefgh"), [torch.ones(8, 4)], range(8), k=3)
     found = by_query(page, 8, 3)
     assert sorted(found) == list(range(8))
     for query, neighbours in found.items():
@@ -82,7 +83,7 @@ def test_the_query_is_not_its_own_neighbour_among_exact_duplicates(tmp_path):
 def test_a_gallery_of_its_own_is_searched_whole(tmp_path):
     # Row 0 of the gallery (image 2) has the embedding of row 0 of the queries: another image, so a fair neighbour.
     splits = make_splits(tmp_path, "ab", "bab")
-    page = retrieval_gallery(splits, [on_circle(0, 90), on_circle(0, 20, 80)], num_queries=2, k=3)
+    page = retrieval_gallery(splits, [on_circle(0, 90), on_circle(0, 20, 80)], range(2), k=3)
     assert by_query(page, 2, 3) == {
         0: [(MISS, 2), (HIT, 3), (MISS, 4)],
         1: [(HIT, 4), (MISS, 3), (HIT, 2)],
@@ -92,20 +93,16 @@ def test_a_gallery_of_its_own_is_searched_whole(tmp_path):
 @pytest.mark.parametrize(("query", "gallery", "columns"), [("aab", "", 2), ("aa", "b", 1), ("a", "", 0)])
 def test_k_is_bounded_by_what_can_be_found(tmp_path, query, gallery, columns):
     embeddings = [torch.eye(len(query), 4)] + ([torch.eye(len(gallery), 4)] if gallery else [])
-    page = retrieval_gallery(make_splits(tmp_path, query, gallery), embeddings, num_queries=9, k=6)
+    page = retrieval_gallery(make_splits(tmp_path, query, gallery), embeddings, range(len(query)))
     rows = len(query)
     assert page.size == ((columns + 1) * (TILE + GAP) + 2 * GAP, rows * (TILE + TEXT + GAP) + GAP)
     assert all(number is not None for row in by_query(page, rows, columns).values() for _, number in row)
 
 
-def test_queries_are_of_different_classes_and_follow_the_seed(tmp_path):
-    splits = make_splits(tmp_path, "aaaaabbbbbccccc")
-    embeddings = [torch.randn(15, 4, generator=torch.Generator().manual_seed(0))]
-
-    def queries(seed: int) -> list[int]:
-        return list(by_query(retrieval_gallery(splits, embeddings, num_queries=3, k=1, seed=seed), 3, 1))
-
-    for seed in range(4):
-        assert sorted(number // 5 for number in queries(seed)) == [0, 1, 2]
-    assert queries(0) == queries(0)
-    assert len({tuple(queries(seed)) for seed in range(4)}) > 1
+def test_queries_are_of_different_classes_and_follow_the_seed():
+    labels = np.repeat(range(3), 5)
+    chosen = [choose_queries(labels, 3, seed) for seed in range(4)]
+    assert all(sorted(labels[rows]) == [0, 1, 2] for rows in chosen)
+    assert chosen[0] == choose_queries(labels, 3)
+    assert len(set(map(tuple, chosen))) > 1
+    assert sorted(choose_queries(labels, 99)) == list(range(15))

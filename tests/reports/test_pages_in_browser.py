@@ -77,7 +77,7 @@ def test_run_page(page, splits: Splits, tmp_path: Path) -> None:
         "selected_by": "Recall@1", "searched": "test", "device": "cpu", "versions": {"torch": "2.11"},
     }  # fmt: skip
     config = OmegaConf.to_container(compose_train("run=first"), resolve=True)
-    write_run_page(tmp_path, config, result, "data: <made up>", splits, [on_circle(*ANGLES)])
+    write_run_page(tmp_path, config, result, "data: <made up>", splits, [on_circle(*ANGLES)], range(4))
     page.goto((tmp_path / "index.html").as_uri())
     assert page.title() == "first: made up, test_resnet, 128-d"
     playwright.expect(page.locator("h1")).to_have_text(page.title())

@@ -138,11 +138,22 @@ class Retriever:
         Raises:
             UsageError: when none can be read, lengths differ, or two names are equal.
         """
-        images, labels = _as_gallery(images, labels)
+        if isinstance(images, (str, Path)):
+            images, classes = list_images(images)
+            labels = classes if labels is None else labels
+        if len(images) == 0:
+            raise UsageError("the gallery is empty: give at least one image.")
         for what, values in {"labels": labels, "names": names}.items():
             if values is not None and len(values) != len(images):
                 raise UsageError(f"{len(images)} images but {len(values)} {what}: give one for each.")
-        called = [self._name(image, row) for row, image in enumerate(images)] if names is None else list(names)
+        called = (
+            list(names)
+            if names is not None
+            else [
+                str(image) if isinstance(image, (str, Path)) else f"image {self._next_id + row}"
+                for row, image in enumerate(images)
+            ]
+        )
         if len(set(called)) < len(called):
             twice = next(name for name in called if called.count(name) > 1)
             raise UsageError(f"{twice} is there twice: every image of the gallery needs a name of its own.")
@@ -175,7 +186,7 @@ class Retriever:
         Returns:
             Number of added or changed images, and of removed ones, which include those that became unreadable.
         """
-        paths, labels = _as_gallery(folder, None)
+        paths, labels = list_images(folder)
         classes = dict(zip(map(str, paths), labels or (), strict=True))
         gone = [name for name in self._ids if name not in classes]
         self.remove(gone)
@@ -320,17 +331,3 @@ class Retriever:
         self.items, self._ids = items, {item.name: id_ for id_, item in items.items()}
         self.threshold, self._next_id = threshold, next_id
         return self
-
-    def _name(self, image: ImageInput, row: int) -> str:
-        return str(image) if isinstance(image, (str, Path)) else f"image {self._next_id + row}"
-
-
-def _as_gallery(
-    images: str | Path | Sequence[ImageInput], labels: Sequence[str | None] | None
-) -> tuple[Sequence[ImageInput], Sequence[str | None] | None]:
-    if not isinstance(images, (str, Path)):
-        if len(images) == 0:
-            raise UsageError("the gallery is empty: give at least one image.")
-        return images, labels
-    paths, classes = list_images(images)
-    return paths, classes if labels is None else labels

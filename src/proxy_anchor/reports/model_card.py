@@ -11,7 +11,6 @@ import timm
 from proxy_anchor.data.augment import described_colors
 from proxy_anchor.reports.pages import templates
 from proxy_anchor.reports.tables import markdown_table
-from proxy_anchor.utils import write_text
 
 # The publishers' terms, summarised; the terms at the source are binding.
 _DATA_TERMS = {
@@ -24,20 +23,14 @@ _DATA_TERMS = {
 }
 
 
-def write_model_card(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> None:
-    """Write README.md with front matter for the Hugging Face hub.
+def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> str:
+    """The card as Markdown, with front matter for the Hugging Face hub.
 
     Args:
-        folder: the run folder.
         config: of the run, plain types.
         result: see `make_result`.
         data: description of images and classes.
     """
-    write_text(folder / "README.md", model_card(config, result, data))
-
-
-def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> str:
-    """The card's Markdown; arguments as of `write_model_card`."""
     rows = []
     for name in ("untrained", "selected", "best", "last"):
         if row := result.get(name):

@@ -21,7 +21,7 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.hits import Hit, vote
 from proxy_anchor.inference.retriever import Retriever
 from proxy_anchor.reports.figures import run_curves
-from proxy_anchor.reports.gallery import choose_queries, nearest_images
+from proxy_anchor.reports.gallery import nearest_images
 from proxy_anchor.utils import write_text
 
 PAGE_FILE = "index.html"
@@ -55,6 +55,7 @@ def write_run_page(
     data: str,
     splits: Splits,
     embeddings: Sequence[Tensor],
+    queries: Sequence[int],
 ) -> None:
     """Write index.html: results, curves, classes, gallery, environment, config.
 
@@ -65,6 +66,7 @@ def write_run_page(
         data: description of images and classes.
         splits: images and labels.
         embeddings: of the selected epoch, see `retrieval_gallery`.
+        queries: rows of splits.query, for the gallery.
     """
     run = config["run"]
     searched = {f"searched ({name})": query.classes for name, (query, _) in splits.evaluated.items()}
@@ -76,7 +78,7 @@ def write_run_page(
         result={"warnings": [], **result},
         curves=[inline_svg(figure, name) for name, figure in run_curves(result["history"]).items()],
         classes={"trained": splits.train.classes, **searched},
-        queries=_rows(splits, {run: embeddings}, choose_queries(splits.query.labels, 8, seed=0), 6),
+        queries=_rows(splits, {run: embeddings}, queries, 6),
         config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
     )
     write_text(folder / PAGE_FILE, text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,8 @@ class Row:
     backbone: str | None
     crop: int | None
     batch_size: int | None
-    paper: Mapping[int, float]
-    ours: Mapping[int, Spread]
+    paper: Mapping[int, float] = field(default_factory=dict)
+    ours: Mapping[int, Spread] = field(default_factory=dict)
     last: Spread | None = None
     mark: str = ""
     data: str = ""
@@ -138,20 +138,21 @@ def _printed(dataset: str) -> dict[str, list[Row]]:
             recalls.setdefault(key, {})[each.k] = each.value
     tables: dict[str, list[Row]] = {}
     for (table, *looks), recall in recalls.items():
-        method, dimension, backbone, crop, batch_size = looks
-        tables.setdefault(table, []).append(Row(method, dimension, backbone, crop, batch_size, recall, {}))
+        tables.setdefault(table, []).append(replace(Row(*looks), paper=recall))
     return tables
 
 
+def _looks(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The first fields of a run's row."""
+    crop, batch_size = config["dataset"]["images"]["crop"], config["data"]["batch_size"]
+    return method_name(config), config["embedding_dim"], backbone_name(config), crop, batch_size
+
+
 def _is_row(config: Mapping[str, Any], row: Row) -> bool:
+    *looks, batch_size = _looks(config)
     # Defaults are those of the paper's text: BN-Inception, 512 dimensions, 224 pixels.
-    return (
-        method_name(config) == row.method
-        and config["embedding_dim"] == (row.dimension or 512)
-        and backbone_name(config) == (row.backbone or "bninception")
-        and config["dataset"]["images"]["crop"] == (row.crop or 224)
-        and row.batch_size in (None, config["data"]["batch_size"])
-    )
+    printed = [row.method, row.dimension or 512, row.backbone or "bninception", row.crop or 224]
+    return looks == printed and row.batch_size in (None, batch_size)
 
 
 def _with_ours(row: Row, group: Sequence[Run], contracts: Sequence[Contract], label: str, dataset: str) -> Row:
@@ -165,13 +166,10 @@ def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
     """Rows that the paper does not have; footnotes tell apart those that look alike."""
     alike: dict[tuple[Any, ...], list[Sequence[Run]]] = {}
     for group in groups:
-        config = group[0].config
-        images, batch_size = config["dataset"]["images"], config["data"]["batch_size"]
-        looks = (method_name(config), config["embedding_dim"], backbone_name(config), images["crop"], batch_size)
-        alike.setdefault((*looks, group[0].data_name), []).append(group)
+        alike.setdefault((*_looks(group[0].config), group[0].data_name), []).append(group)
     rows = []
-    for (method, dimension, backbone, crop, batch_size, data), same in alike.items():
-        empty = Row(method, dimension, backbone, crop, batch_size, {}, {})
+    for (*looks, data), same in alike.items():
+        empty = Row(*looks)
         for group, different in zip(same, told_apart([each[0].config for each in same]), strict=True):
             config = group[0].config
             marks = ["the paper has no such row"] if is_benchmark(config) else []

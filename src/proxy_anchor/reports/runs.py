@@ -228,7 +228,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """{dotted key: value} of the settings that change what a result means."""
     return {
         key: _one_form(value)
-        for key, value in _flat(config)
+        for key, value in flat(config)
         if not any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
     }
 
@@ -245,10 +245,11 @@ def _one_form(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _flat(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+def flat(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of a plain nested dictionary."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{place}{name}.")
+            yield from flat(value, f"{place}{name}.")
         else:
             yield f"{place}{name}", value
 
