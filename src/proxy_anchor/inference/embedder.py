@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -194,7 +195,7 @@ class _Shards:
     def read(self) -> dict[int, np.ndarray]:
         """{row: embedding (D,)} of the images that are finished."""
         found: dict[str, np.ndarray] = {}
-        for file in sorted(self.folder.glob("[0-9]*.npz")):
+        for file in self.folder.glob("*.npz"):
             try:
                 with np.load(file, allow_pickle=False) as shard:
                     found.update(zip(shard["keys"].tolist(), shard["embeddings"], strict=True))
@@ -205,9 +206,5 @@ class _Shards:
     def write(self, rows: Sequence[int], embeddings: np.ndarray) -> None:
         """Write the embeddings (n, D) of these rows to a further file."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        number = max((int(each.stem) for each in self.folder.glob("[0-9]*.npz")), default=-1) + 1
-        file = self.folder / f"{number:06d}.npz"
-        aside = file.with_suffix(".tmp")
-        with aside.open("wb") as stream:
-            np.savez(stream, keys=np.array([self.keys[row] for row in rows]), embeddings=embeddings)
-        aside.replace(file)
+        keys = np.array([self.keys[row] for row in rows])
+        np.savez(self.folder / f"{uuid.uuid4().hex}.npz", keys=keys, embeddings=embeddings)  # `read` drops half a file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -18,24 +19,6 @@ from proxy_anchor.utils import write_json
 
 FORMAT = 1
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
-_CARD = """---
-{{ card_data }}
----
-
-# {{ net.config.backbone }}, {{ net.config.embedding_dim }}-d
-
-An image embedding network: similar images get similar unit vectors (cosine similarity).
-
-```python
-from proxy_anchor import Retriever
-
-retriever = Retriever.from_pretrained("THIS_FOLDER").index("my_pictures")
-print(retriever.search("query.jpg", k=5))
-```
-
-The shorter side of an image is resized to {{ net.prepare.resize }} pixels (bilinear), then the central square of
-{{ net.prepare.crop }} pixels is taken. config.json holds the network, preprocessing and what is known of the training.
-"""
 Self = TypeVar("Self", bound="SharedNet")
 
 
@@ -44,7 +27,7 @@ class SharedNet(
     library_name="proxy_anchor",
     pipeline_tag="image-feature-extraction",
     tags=["metric-learning", "image-retrieval"],
-    model_card_template=_CARD,
+    model_card_template=files("proxy_anchor.models").joinpath("model_card.md").read_text(encoding="utf-8"),
 ):
     """`save_pretrained(FOLDER)`, `from_pretrained(FOLDER or "user/name")` and `push_to_hub("user/name")`.
 
