@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,46 +16,22 @@ from proxy_anchor.inference.app import server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (a test extra)")
 expect = playwright.expect
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    with playwright.sync_playwright() as started:
-        # Chromium's own sandbox refuses to run as root, as containers do.
-        options = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-        made = started.chromium.launch(executable_path=CHROMIUM, args=[*options, "--disable-gpu"])
-        yield made
-        made.close()
 
 
 @pytest.fixture
-def page(browser, retrievers: dict[str, Retriever], serving: Callable, monkeypatch) -> Iterator:
-    """The page over two models; afterwards its console must be clean and nothing may have been asked of elsewhere."""
+def page(open_page: Callable, retrievers: dict[str, Retriever], serving: Callable, monkeypatch) -> Iterator:
+    """The page over two models."""
     monkeypatch.setattr(server, "PART_IMAGES", 4)
     for each in retrievers.values():
         each.calibrate(0.3)
-    complaints, elsewhere = [], []
-    with serving(server.make_app(retrievers, max_upload_mb=0.05)) as address:
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        page.set_default_timeout(15_000)
-        page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda asked: elsewhere.append(asked.url) if not is_own(asked.url, address) else None)
+    with (
+        serving(server.make_app(retrievers, max_upload_mb=0.05)) as address,
+        open_page(address, viewport={"width": 1440, "height": 900}) as page,
+    ):
         page.goto(f"{address}/?seed=1")
         expect(page.locator("#gallery-title")).to_have_text("Gallery: 15 images of 3 classes")
         expect(page.locator("#gallery .card")).to_have_count(15)
         yield page
-        page.close()
-    assert complaints == []
-    assert elsewhere == []
-
-
-def is_own(url: str, address: str) -> bool:
-    return url.startswith((address, "blob:" + address, "data:"))
 
 
 def hits(page, model: int):
