@@ -39,7 +39,7 @@ class VectorIndex:
     def __init__(
         self, dim: int, *, kind: str = "exact", engine: str = "auto", device: str | torch.device = "cpu"
     ) -> None:
-        self.kind, self.engine, self.device = str(kind), engine, torch.device(device)
+        self.dim, self.kind, self.engine, self.device = dim, str(kind), engine, torch.device(device)
         self.ids = np.empty(0, dtype=np.int64)
         self.vectors = torch.empty(0, dim)
         self._on_device: Tensor | None = None
@@ -49,11 +49,6 @@ class VectorIndex:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @property
-    def dim(self) -> int:
-        """D."""
-        return self.vectors.shape[1]
 
     def add(self, ids: np.ndarray, vectors: Tensor | np.ndarray) -> None:
         """Add rows (n, D) with increasing new ids (n,)."""
@@ -153,7 +148,7 @@ class VectorIndex:
         Raises:
             UsageError: when files are missing, damaged or of another size.
         """
-        file, dim = folder / VECTORS_FILE, self.dim
+        file = folder / VECTORS_FILE
         try:
             # Memory-mapped: an approximate search reads few rows. Copy-on-write: torch needs a writable array.
             self._set(ids, torch.from_numpy(np.load(file, mmap_mode="c", allow_pickle=False)))
@@ -164,7 +159,7 @@ class VectorIndex:
                 self._faiss = faiss.read_index(str(file))
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(f"{file} is missing or damaged: build the index again.") from error
-        if tuple(self.vectors.shape) != (len(ids), dim) or (self._faiss and self._faiss.ntotal != len(ids)):
+        if tuple(self.vectors.shape) != (len(ids), self.dim) or (self._faiss and self._faiss.ntotal != len(ids)):
             raise UsageError(f"{folder} lists {len(ids)} images but holds {len(self.vectors)} vectors: build it again.")
 
 

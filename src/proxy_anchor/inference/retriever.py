@@ -146,30 +146,25 @@ class Retriever:
         for what, values in {"labels": labels, "names": names}.items():
             if values is not None and len(values) != len(images):
                 raise UsageError(f"{len(images)} images but {len(values)} {what}: give one for each.")
-        called = (
-            list(names)
-            if names is not None
-            else [
-                str(image) if isinstance(image, (str, Path)) else f"image {self._next_id + row}"
-                for row, image in enumerate(images)
-            ]
-        )
-        if len(set(called)) < len(called):
-            twice = next(name for name in called if called.count(name) > 1)
+        if names is None:
+            given = [str(each) if isinstance(each, (str, Path)) else None for each in images]
+            names = [name or f"image {self._next_id + row}" for row, name in enumerate(given)]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
             raise UsageError(f"{twice} is there twice: every image of the gallery needs a name of its own.")
         keys = [input_key(image) for image in images]
         done = self.embedder.embed(images, shards=shards, progress=progress)
-        self.skipped = [(called[row], reason) for row, reason in done.skipped]
+        self.skipped = [(names[row], reason) for row, reason in done.skipped]
         if not done.rows:
             raise UsageError(f"none of the {len(images)} images can be read: {shorten([r for _, r in self.skipped])}")
-        self.remove([called[row] for row in done.rows if called[row] in self._ids])
+        self.remove([names[row] for row in done.rows if names[row] in self._ids])
         ids = np.arange(self._next_id, self._next_id + len(done.rows))
         self._next_id += len(ids)
         self._index.add(ids, done.embeddings)
         for id_, row in zip(ids.tolist(), done.rows, strict=True):
             label = None if labels is None or labels[row] is None else str(labels[row])
-            self.items[id_] = Item(called[row], label, keys[row])
-            self._ids[called[row]] = id_
+            self.items[id_] = Item(names[row], label, keys[row])
+            self._ids[names[row]] = id_
         return ids.tolist()
 
     def remove(self, names: str | Path | Iterable[str | Path]) -> int:

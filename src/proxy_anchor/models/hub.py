@@ -7,7 +7,7 @@ import json
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
@@ -19,7 +19,6 @@ from proxy_anchor.utils import write_json
 
 FORMAT = 1
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
-Self = TypeVar("Self", bound="SharedNet")
 
 
 class SharedNet(
@@ -91,7 +90,7 @@ class SharedNet(
         return super().generate_model_card(*args, net=self, **more)
 
     @classmethod
-    def from_pretrained(cls: type[Self], pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
         """The network of a folder, or of the hub, in evaluation mode on the CPU.
 
         All tensors must fit, and no code of the source is executed.

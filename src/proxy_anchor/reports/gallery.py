@@ -72,15 +72,13 @@ def retrieval_gallery(
         k: neighbours per query.
     """
     query, gallery = splits.query, splits.gallery or splits.query
-    k = min(k, len(gallery) - (splits.gallery is None))
-    width = (k + 1) * (_TILE + _GAP) + 2 * _GAP
+    found = nearest_images(splits, embeddings, queries, k)
+    width = (len(found[0]) + 1) * (_TILE + _GAP) + 2 * _GAP
     row_height = _TILE + _TEXT + _GAP
     page = Image.new("RGB", (width, len(queries) * row_height + _GAP), "white")
     draw = ImageDraw.Draw(page)
     font = ImageFont.load_default(10)
-    for row, (index, neighbours) in enumerate(
-        zip(queries, nearest_images(splits, embeddings, queries, k), strict=True)
-    ):
+    for row, (index, neighbours) in enumerate(zip(queries, found, strict=True)):
         top = _GAP + row * row_height
         page.paste(_tile(query.paths[index], "black"), (_GAP, top))
         name = query.classes[query.labels[index]].partition("\n")[0][:_LETTERS]

@@ -31,13 +31,6 @@ from proxy_anchor.reports.runs import (
 from proxy_anchor.reports.tables import format_table, markdown_table
 from proxy_anchor.utils import write_text
 
-MAIN_TABLES = {
-    "cub": "tab:eval_cub_cars",
-    "cars": "tab:eval_cub_cars",
-    "sop": "tab:eval_sop",
-    "inshop": "tab:eval_inshop",
-}
-
 
 def paper_results() -> list[Any]:
     """The rows of paper_results.csv as named tuples, in the paper's order.
@@ -113,12 +106,13 @@ def paper_tables(runs: Sequence[Run], contracts: Sequence[Contract] = ()) -> lis
     tables = []
     for dataset in dict.fromkeys(run.dataset for run in runs):
         groups = by_seed([run for run in runs if run.dataset == dataset])
-        main = MAIN_TABLES.get(dataset, dataset)
+        printed = _printed(dataset)
+        main = next(iter(printed), dataset)
         placed: set[int] = set()
         made: dict[str, list[Row]] = {main: []}
-        for label, printed in _printed(dataset).items():
+        for label, paper_rows in printed.items():
             rows = []
-            for row in printed:
+            for row in paper_rows:
                 own = [index for index, group in enumerate(groups) if _is_row(group[0].config, row)]
                 rows += [_with_ours(row, groups[index], contracts, label, dataset) for index in own] or [row]
                 placed |= set(own)
@@ -130,7 +124,7 @@ def paper_tables(runs: Sequence[Run], contracts: Sequence[Contract] = ()) -> lis
 
 
 def _printed(dataset: str) -> dict[str, list[Row]]:
-    """{table: the paper's rows of this data set}."""
+    """{table: the paper's rows of this data set}, the main table first."""
     recalls: dict[tuple[Any, ...], dict[int, float]] = {}
     for each in paper_results():
         if each.dataset == dataset:

@@ -51,14 +51,11 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
 
 def _lines(rows: Sequence[Mapping[str, Any]], decimals: int) -> list[list[str]]:
     header = list(dict.fromkeys(key for row in rows for key in row))
-    return [header, *([cell(row.get(key), decimals) for key in header] for row in rows)]
 
+    def cell(value: Any) -> str:
+        return f"{value:.{decimals}f}" if isinstance(value, float) else "-" if value is None else str(value)
 
-def cell(value: Any, decimals: int = 1) -> str:
-    """'-' for None, a float with `decimals` places, any other value as it prints."""
-    if value is None:
-        return "-"
-    return f"{value:.{decimals}f}" if isinstance(value, float) else str(value)
+    return [header, *([cell(row.get(key)) for key in header] for row in rows)]
 
 
 def reached(result: Result, level: float, k: str) -> tuple[int, float] | None:

@@ -13,6 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,8 @@ def make_app(
         Route("/api/search/{model:int}/{id:int}", page.search_item),
         Route("/api/gallery/{model:int}", page.gallery),
         Route("/api/map/{model:int}", page.map),
-        Route("/thumbnail/{model:int}/{id:int}", page.thumbnail),
-        Route("/image/{model:int}/{id:int}", page.image),
+        Route("/thumbnail/{model:int}/{id:int}", partial(page.picture, pictures.thumbnail)),
+        Route("/image/{model:int}/{id:int}", partial(page.picture, pictures.original)),
         Route("/{name}", _static),
         Route("/", _static),
     ]
@@ -166,7 +167,7 @@ class _Page:
             return _json({"error": str(error)})
 
     def _search_bytes(self, content: bytes, request: Request) -> dict[str, Any]:
-        k = _count(request)
+        k = min(_whole(request, "k", 1), MAX_NEIGHBOURS)
         image = open_input(content, max_pixels=self.max_pixels, formats=FORMATS)
         with self._lock:
             found = [each.search(image, min(k, len(each)))[0] for each in self.retrievers]
@@ -175,7 +176,7 @@ class _Page:
     def search_item(self, request: Request) -> Response:
         """Neighbours of a gallery image, by every model whose gallery has an image of that name."""
         model, id_ = self._item(request)
-        name, k = self.retrievers[model].items[id_].name, _count(request)
+        name, k = self.retrievers[model].items[id_].name, min(_whole(request, "k", 1), MAX_NEIGHBOURS)
         with self._lock:
             found = [_search_name(each, name, k) for each in self.retrievers]
         results = [
@@ -188,7 +189,7 @@ class _Page:
     def gallery(self, request: Request) -> Response:
         """A part of the gallery, see `_listed`; total: images of the whole."""
         model, params = self._model(request), request.query_params
-        offset, seed = _whole(request, "offset", "0"), _whole(request, "seed", "0")
+        offset, seed = _whole(request, "offset", 0), _whole(request, "seed", 0)
         ids = _listed(self.retrievers[model], params.get("order", "random"), params.get("class", ""), seed)
         part = [self._image(model, id_, request) for id_ in ids[offset : offset + PART_IMAGES].tolist()]
         return _json({"total": len(ids), "images": part})
@@ -202,15 +203,8 @@ class _Page:
         places = self._maps[model]
         return _json({"points": [{**self._image(model, id_, request), "x": x, "y": y} for id_, x, y in places]})
 
-    def thumbnail(self, request: Request) -> Response:
-        """A small JPEG of a gallery image."""
-        return self._picture(request, pictures.thumbnail)
-
-    def image(self, request: Request) -> Response:
-        """The file of a gallery image."""
-        return self._picture(request, pictures.original)
-
-    def _picture(self, request: Request, read: Callable[[str], tuple[bytes, str]]) -> Response:
+    def picture(self, read: Callable[[str], tuple[bytes, str]], request: Request) -> Response:
+        """A gallery image, small or as it is."""
         model, id_ = self._item(request)
         content, kind = read(self.retrievers[model].items[id_].name)
         return Response(content, headers=_HEADERS | {"Cache-Control": "private, max-age=86400"}, media_type=kind)
@@ -259,17 +253,12 @@ def _is_local(request: Request) -> bool:
     return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
 
 
-def _whole(request: Request, name: str, default: str) -> int:
-    text = request.query_params.get(name, default)
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise UsageError(f"{name}={text[:20]}: expected a whole number.")
-    return int(text)
-
-
-def _count(request: Request) -> int:
-    k = _whole(request, "k", "10")
-    check_int("k", k, 1)
-    return min(k, MAX_NEIGHBOURS)
+def _whole(request: Request, name: str, default: int) -> int:
+    """The number of that name in the address, at least the default."""
+    text = request.query_params.get(name, str(default))
+    value = int(text) if re.fullmatch("[0-9]{1,9}", text) else text[:20]
+    check_int(name, value, default)
+    return int(value)
 
 
 def _search_name(retriever: Retriever, name: str, k: int) -> list[Hit] | None:
