@@ -78,7 +78,7 @@ def contracts(datasets: set[str]) -> list[Contract]:
         for expected in each.expect if each.labels and each.dataset in datasets else ():
             cfg = compose("train", [f"experiment={each.name}", *expected.overrides])
             contract: Any = OmegaConf.to_container(cfg, resolve=True)
-            found.append(Contract(each.name, tuple(each.labels), contract))
+            found.append(Contract(tuple(each.labels), contract))
     return found
 
 

@@ -75,14 +75,12 @@ def test_the_curves_of_a_run_are_recall_of_each_set_and_loss():
         held_out = validation and {"1": validation, "2": 1.0}
         return {"epoch": epoch, "recall": {"1": recall, "2": 1.0}, "validation": held_out, "train_loss": loss}
 
-    def lines(rows: list[dict[str, object]]) -> dict[str, list[tuple[list[float], list[float]]]]:
+    def lines(rows: list[dict[str, object]]) -> dict[str, list[list[list[float]]]]:
         drawn = {name: figure.axes[0].lines for name, figure in figures.run_curves(rows).items()}
-        return {
-            name: [(list(line.get_xdata()), list(line.get_ydata())) for line in each] for name, each in drawn.items()
-        }
+        return {name: [[*map(list, line.get_data())] for line in each] for name, each in drawn.items()}
 
     assert lines([row(0, 0.25, 0.5, None), row(2, 0.5, 0.75, 3.0)]) == {
-        "Recall@1 (%)": [([0, 2], [25, 50]), ([0, 2], [50, 75])],
-        "training loss": [([2], [3])],
+        "Recall@1 (%)": [[[0, 2], [25, 50]], [[0, 2], [50, 75]]],
+        "training loss": [[[2], [3]]],
     }
-    assert lines([row(1, 0.25, None, 4.0)]) == {"Recall@1 (%)": [([1], [25])], "training loss": [([1], [4])]}
+    assert lines([row(1, 0.25, None, 4.0)]) == {"Recall@1 (%)": [[[1], [25]]], "training loss": [[[1], [4]]]}

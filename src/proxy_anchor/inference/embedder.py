@@ -6,7 +6,6 @@ import copy
 import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,8 +117,7 @@ class Embedder:
     def forward(self, pixels: Tensor) -> Tensor:
         """uint8 (B, 3, crop, crop) to float32 unit vectors (B, D)."""
         on_device = pixels.to(self.device, non_blocking=True).contiguous(memory_format=torch.channels_last)
-        autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
-        with autocast:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             embeddings = self.net(on_device).float()  # of a network in bfloat16
         whole = embeddings.shape[1] == self.embedding_dim
         return embeddings if whole else F.normalize(embeddings[:, : self.embedding_dim])

@@ -9,7 +9,7 @@ from typing import Any
 import timm
 
 from proxy_anchor.data.augment import described_colors
-from proxy_anchor.reports.pages import templates
+from proxy_anchor.reports.pages import render
 from proxy_anchor.reports.tables import markdown_table
 
 # The publishers' terms, summarised; the terms at the source are binding.
@@ -35,21 +35,18 @@ def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) 
     for name in ("untrained", "selected", "best", "last"):
         if row := result.get(name):
             rows.append({" ": name, "epoch": row["epoch"]} | {f"Recall@{k}": 100 * v for k, v in row["recall"].items()})
-    return (
-        templates()
-        .get_template("model_card.md")
-        .render(
-            config=config,
-            backbone={"drop_path": 0, **config["backbone"]},
-            images=config["dataset"]["images"],
-            loss=config["loss"]["_target_"].rpartition(".")[2],
-            colors=described_colors(config["dataset"]["images"]),
-            data=data.removeprefix("data: ").replace("\n", "  \n"),
-            result={"warnings": [], **result},
-            table=markdown_table(rows),
-            terms=_DATA_TERMS.get(config["dataset"]["name"], "see the data set"),
-            weights=_weights_terms(config["backbone"]),
-        )
+    return render(
+        "model_card.md",
+        config=config,
+        backbone={"drop_path": 0, **config["backbone"]},
+        images=config["dataset"]["images"],
+        loss=config["loss"]["_target_"].rpartition(".")[2],
+        colors=described_colors(config["dataset"]["images"]),
+        data=data.removeprefix("data: ").replace("\n", "  \n"),
+        result={"warnings": [], **result},
+        table=markdown_table(rows),
+        terms=_DATA_TERMS.get(config["dataset"]["name"], "see the data set"),
+        weights=_weights_terms(config["backbone"]),
     )
 
 

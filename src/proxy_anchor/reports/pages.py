@@ -28,9 +28,13 @@ PAGE_FILE = "index.html"
 _TILE_PX = 112
 
 
+def render(template: str, **values: Any) -> str:
+    """A file of reports/templates with these values; HTML is escaped, a missing name is an error."""
+    return _templates().get_template(template).render(**values)
+
+
 @cache
-def templates() -> Environment:
-    """The templates of reports/templates; HTML is escaped, a missing name is an error."""
+def _templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("proxy_anchor.reports"),
         autoescape=select_autoescape(["html"]),
@@ -70,8 +74,8 @@ def write_run_page(
     """
     run = config["run"]
     searched = {f"searched ({name})": query.classes for name, (query, _) in splits.evaluated.items()}
-    page = templates().get_template("run.html")
-    text = page.render(
+    text = render(
+        "run.html",
         run=run,
         name=f"{splits.name}, {config['backbone']['name']}, {config['embedding_dim']}-d",
         data=data,
@@ -103,8 +107,7 @@ def write_retrieval_page(
     models: {name: embeddings}, see `retrieval_gallery`. queries: rows of splits.query.
     """
     rows = _rows(splits, models, queries, k)
-    page = templates().get_template("retrieval.html")
-    write_text(file, page.render(name=splits.name, models=list(models), queries=rows))
+    write_text(file, render("retrieval.html", name=splits.name, models=list(models), queries=rows))
 
 
 def _rows(
@@ -156,7 +159,7 @@ def write_search_page(
             tiles.append(_tile(hit.name, state, f"{word}{hit.similarity:.3f}", hit.label, hit.name))
         rows.append(tiles)
     threshold = retriever.threshold and retriever.threshold.describe()
-    write_text(file, templates().get_template("search.html").render(threshold=threshold, queries=rows))
+    write_text(file, render("search.html", threshold=threshold, queries=rows))
 
 
 def write_findings_page(file: Path, findings: Sequence[tuple[Finding, Sequence[Entry]]], limit: int = 200) -> None:
@@ -171,4 +174,4 @@ def write_findings_page(file: Path, findings: Sequence[tuple[Finding, Sequence[E
             tiles[0]["lines"].insert(0, verdict)
             rows.append(tiles)
         groups.append((kind, meaning, len(chosen), rows))
-    write_text(file, templates().get_template("findings.html").render(groups=groups))
+    write_text(file, render("findings.html", groups=groups))

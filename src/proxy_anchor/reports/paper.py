@@ -50,12 +50,10 @@ class Contract:
     """Settings of a row, from conf/experiment.
 
     Attributes:
-        experiment: name of the file.
         tables: labels in the paper.
         config: as a run's, plain types.
     """
 
-    experiment: str
     tables: tuple[str, ...]
     config: Mapping[str, Any]
 

@@ -115,7 +115,7 @@ def write_table(
     from pandas import json_normalize
 
     from proxy_anchor.reports.figures import save_figure
-    from proxy_anchor.reports.pages import PAGE_FILE, inline_svg, templates
+    from proxy_anchor.reports.pages import PAGE_FILE, inline_svg, render
 
     write_text(folder / f"{name}.md", f"{markdown_table(rows)}\n\n{note}".rstrip() + "\n")
     # Mean, deviation and number of runs are columns of their own.
@@ -128,8 +128,8 @@ def write_table(
         (each.relative_to(folder).as_posix() for each in folder.glob(f"*/**/{PAGE_FILE}")), key=lambda x: (len(x), x)
     )
     pages = {first: link for first, *_ in lines[1:] if (link := f"{first}/{PAGE_FILE}") in links}
-    page = templates().get_template("table.html")
-    text = page.render(
+    text = render(
+        "table.html",
         kind=name,
         name=folder.name,
         lines=lines,

@@ -178,13 +178,18 @@ class _Page:
         model, id_ = self._item(request)
         name, k = self.retrievers[model].items[id_].name, min(_whole(request, "k", 1), MAX_NEIGHBOURS)
         with self._lock:
-            found = [_search_name(each, name, k) for each in self.retrievers]
-        results = [
-            self._result(place, hits or [], request)
-            | ({"error": f"{Path(name).name} is not in the gallery."} if hits is None else {})
-            for place, hits in enumerate(found)
-        ]
+            results = [self._near(place, name, k, request) for place in range(len(self.retrievers))]
         return _json({"query": self._image(model, id_, request), "results": results})
+
+    def _near(self, model: int, name: str, k: int, request: Request) -> dict[str, Any]:
+        """Neighbours of the image of that name in a model's gallery, or that it is missing there."""
+        retriever = self.retrievers[model]
+        try:
+            id_ = retriever.id_of(name)
+        except UsageError:
+            return self._result(model, [], request) | {"error": f"{Path(name).name} is not in the gallery."}
+        k = min(k, len(retriever) - 1)
+        return self._result(model, retriever.search_item(id_, k) if k else [], request)
 
     def gallery(self, request: Request) -> Response:
         """A part of the gallery, see `_listed`; total: images of the whole."""
@@ -259,16 +264,6 @@ def _whole(request: Request, name: str, default: int) -> int:
     value = int(text) if re.fullmatch("[0-9]{1,9}", text) else text[:20]
     check_int(name, value, default)
     return int(value)
-
-
-def _search_name(retriever: Retriever, name: str, k: int) -> list[Hit] | None:
-    """None where the gallery has no image of that name."""
-    try:
-        id_ = retriever.id_of(name)
-    except UsageError:
-        return None
-    k = min(k, len(retriever) - 1)
-    return retriever.search_item(id_, k) if k else []
 
 
 def _map(retriever: Retriever) -> list[tuple[int, float, float]]:
