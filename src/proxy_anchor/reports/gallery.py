@@ -94,10 +94,8 @@ def retrieval_gallery(
 def choose_queries(labels: np.ndarray, num_queries: int, seed: int = 0) -> list[int]:
     """Random rows, one of each class before a second of any."""
     order = np.random.default_rng(seed).permutation(len(labels))
-    _, first = np.unique(labels[order], return_index=True)
-    one_per_class = order[np.sort(first)]
-    rest = order[~np.isin(order, one_per_class)]
-    return [int(index) for index in np.concatenate([one_per_class, rest])[:num_queries]]
+    first = np.sort(np.unique(labels[order], return_index=True)[1])
+    return np.concatenate([order[first], np.delete(order, first)])[:num_queries].tolist()
 
 
 def _tile(path: Path, colour: str) -> Image.Image:
