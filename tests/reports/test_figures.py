@@ -26,6 +26,7 @@ def test_figures_show_what_was_varied_and_nothing_else(tmp_path):
     [line] = figures.recall_by("recall_by_dimension", runs).axes[0].containers
     assert list(line.lines[0].get_xdata()) == [64, 512]
     assert list(line.lines[0].get_ydata()) == pytest.approx([71.5, 81.5])
+    assert line.lines[2][0].get_segments()[0][:, 1] == pytest.approx([71.5 - 0.5**0.5, 71.5 + 0.5**0.5])
     with pytest.raises(UsageError, match="nothing to draw"):
         figures.recall_by("recall_by_batch_size", runs)
     with pytest.raises(UsageError, match="two values of each"):

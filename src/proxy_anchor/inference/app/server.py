@@ -249,7 +249,7 @@ def _listed(retriever: Retriever, order: str, text: str, seed: int) -> np.ndarra
     if order != "random":
         kept.sort(key=labels.__getitem__)  # stable
     if order == "example":
-        kept = sorted({labels[row]: row for row in reversed(kept)}.values())
+        kept = sorted({labels[row]: row for row in kept}.values())
     return ids[kept]
 
 
