@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.errors import check_number
+from proxy_anchor.errors import UsageError, check_number
 
 if TYPE_CHECKING:
     from proxy_anchor.data.bad_images import Finding
@@ -26,6 +26,11 @@ def check(cfg: DictConfig) -> bool:
 
     config.make_paths_absolute(cfg)
     check_number("similarity", cfg.similarity, 0, maximum=1)
+    output = Path(cfg.output or "check.csv")
+    if output.suffix == ".html":
+        raise UsageError(f"output={output}: expected a .csv file; near=true writes a page next to it, as .html.")
+    if not output.parent.is_dir():
+        raise UsageError(f"output={output}: there is no folder {output.parent}: make it, or choose another file.")
     if "allow_partial" in cfg.dataset:
         cfg.dataset.allow_partial = True  # a wrong number of images is printed; the files are checked all the same
     embedder = _embedder(cfg) if cfg.near else None  # a wrong checkpoint is refused before images are read
@@ -34,9 +39,9 @@ def check(cfg: DictConfig) -> bool:
     findings = check_images(splits, num_workers=cfg.num_workers)
     print(format_findings(findings, sum(len(table) for table in splits.tables.values())), flush=True)
     if embedder is not None:
-        findings += _check_near(cfg, splits, embedder)
+        findings += _check_near(splits, embedder, cfg.similarity, output.with_suffix(".html"))
     if cfg.output is not None:
-        write_findings(Path(cfg.output), findings)
+        write_findings(output, findings)
     return not any(finding.kind in BAD for finding in findings)
 
 
@@ -48,15 +53,14 @@ def _embedder(cfg: DictConfig) -> Embedder:
     return Embedder(published_features() if cfg.checkpoint is None else load_trained(cfg.checkpoint), **cfg.embed)
 
 
-def _check_near(cfg: DictConfig, splits: Splits, embedder: Embedder) -> list[Finding]:
+def _check_near(splits: Splits, embedder: Embedder, similarity: float, page: Path) -> list[Finding]:
     from proxy_anchor.data.bad_images import NEAR
     from proxy_anchor.inference.near import near_findings
     from proxy_anchor.reports.pages import write_findings_page
 
-    found = near_findings(splits, embedder, cfg.similarity)
+    found = near_findings(splits, embedder, similarity)
     for kind, meaning in NEAR.items():
         print(f"{kind}: {sum(finding.kind == kind for finding, _ in found):,} ({meaning})")
-    page = Path(cfg.output or "check.csv").with_suffix(".html")
     write_findings_page(page, found)
     print(f"written: {page}")
     return [finding for finding, _ in found]

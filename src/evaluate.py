@@ -10,8 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli import checks, config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.reports.former_keys import rename_former_keys
-from proxy_anchor.reports.runs import BEFORE
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
@@ -38,9 +36,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
-    rename_former_keys(trained)
-    # Older checkpoints lack this key.
-    set_float32_precision(trained.get("float32_precision", BEFORE["float32_precision"]))
+    set_float32_precision(trained.float32_precision)
     if cfg.dataset.name == "from_checkpoint":
         recall_k = trained.recall_k
         if cfg.dataset.root is not None:

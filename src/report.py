@@ -78,7 +78,7 @@ def contracts(datasets: set[str]) -> list[Contract]:
         for expected in each.expect if each.labels and each.dataset in datasets else ():
             cfg = compose("train", [f"experiment={each.name}", *expected.overrides])
             contract: Any = OmegaConf.to_container(cfg, resolve=True)
-            found.append(Contract(each.name, tuple(each.labels), contract))
+            found.append(Contract(tuple(each.labels), contract))
     return found
 
 
@@ -93,7 +93,7 @@ def retrieval(runs: Sequence[Path], output: Path, choose: Any, k: int, queries: 
     first = models[str(runs[0])]
     rows = select_queries(splits, first, choose, count=queries)
     output.mkdir(parents=True, exist_ok=True)
-    retrieval_gallery(splits, first, queries=rows, k=k).save(output / "retrieval.png")
+    retrieval_gallery(splits, first, rows, k=k).save(output / "retrieval.png")
     write_retrieval_page(output / "retrieval.html", splits, models, rows, k=k)
     recalls = {name: class_recall(splits, each) for name, each in models.items()}
     write_class_recall(output / "class_recall.csv", splits, recalls)

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from proxy_anchor.cli import checks, config, messages, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.training.run_lock import held
-from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, rank, selecting_recall, write_json
+from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, rank, selecting_recall
 
 
 def train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
 
 def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     """One run per fold of the training classes in its own folder; returns their mean."""
-    from proxy_anchor.reports.run import fold_summary, format_folds
+    from proxy_anchor.reports.run import fold_summary, write_folds
 
     checks.require_scored(cfg, "validation=folds")
     if cfg.resume == "never":  # otherwise each fold looks into its own folder
@@ -146,8 +146,7 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         entry.forget_last_run()
     combined = fold_summary(results)
     if rank() == 0:
-        write_json(folder / RESULT_FILE, combined)
-        print(format_folds(combined))
+        print(write_folds(folder, combined))
     return combined
 
 

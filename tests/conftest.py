@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -80,3 +82,38 @@ def make_checkpoint(tmp_path: Path) -> Callable[..., Path]:
 def write_images(tmp_path: Path) -> Callable[..., list[tuple[Path, str]]]:
     """write_images({"cat": 3, "dog": 2}) writes small noisy PNG files, a colour per class: rows for `make_tables`."""
     return lambda counts, size=32: write_noise_images(tmp_path, counts, size)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    """Chromium; the test is skipped where it or playwright is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (a test extra)")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as started:
+        # Chromium's own sandbox refuses to run as root, as containers do.
+        made = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def open_page(browser) -> Callable:
+    """open_page(ADDRESS, **options) is a context: a page that may ask for nothing else and complains of nothing."""
+
+    @contextmanager
+    def opened(address: str, **options: object) -> Iterator:
+        complaints, elsewhere = [], []
+        page = browser.new_page(**options)
+        page.set_default_timeout(15_000)
+        page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        own = (address, f"blob:{address}", "data:")
+        page.on("request", lambda asked: None if asked.url.startswith(own) else elsewhere.append(asked.url))
+        yield page
+        page.close()
+        assert complaints == []
+        assert elsewhere == []
+
+    return opened

@@ -15,7 +15,6 @@ from omegaconf import OmegaConf, open_dict
 from proxy_anchor.cli import checks, config, start
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.former_keys import rename_former_keys
 from proxy_anchor.training import compile
 from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.distributed import LeanDDP
@@ -95,36 +94,6 @@ def test_a_gpu_that_is_not_there_is_said_with_the_repair(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=f"trainer.accelerator={name}: .* no GPU .*Set trainer.accelerator=cpu"):
         checks.check_config(cfg)
-
-
-def test_the_former_name_of_crop_on_is_taken_and_said_once(capsys: pytest.CaptureFixture) -> None:
-    cfg = compose_train(*COMPILED, "run=x", "batch_norm=train", "data.decode=cpu")
-    checks.check_config(cfg)
-    assert (cfg.data.crop_on, "decode" in cfg.data) == ("cpu", False)
-    assert capsys.readouterr().out == (
-        "data.decode=cpu is now data.crop_on=cpu: it says where images are cropped; worker processes decode them.\n"
-    )
-    checks.check_config(cfg)  # as each process of several does
-    new = compose_train(*COMPILED, "run=x", "batch_norm=train", "data.crop_on=cpu")
-    checks.check_config(new)
-    assert new == cfg
-    assert capsys.readouterr().out == ""
-    with pytest.raises(UsageError, match=r"^data\.decode=cpu and data\.crop_on=gpu: .*leave it out"):
-        checks.check_config(compose_train(*COMPILED, "data.decode=cpu", "data.crop_on=gpu"))
-    with pytest.raises(UsageError, match=r"^data\.crop_on=fast is not known"):
-        checks.check_config(compose_train(*COMPILED, "batch_norm=train", "data.decode=fast"))
-
-
-@pytest.mark.parametrize("name", ["cub", "cars", "sop", "inshop"])
-def test_a_benchmarks_loader_is_found_under_its_former_name(name: str) -> None:
-    function = f"{name}.load_{name}"
-    for found in ("proxy_anchor.data.", "proxy_anchor.data.benchmarks."):
-        saved = {"dataset": {"load": {"_target_": found + function}}}
-        assert rename_former_keys(saved) is None
-        assert saved["dataset"]["load"]["_target_"] == "proxy_anchor.data.benchmarks." + function
-    own = {"dataset": {"load": {"_target_": "proxy_anchor.data.folder.load_folder"}}}
-    rename_former_keys(own)
-    assert own["dataset"]["load"]["_target_"] == "proxy_anchor.data.folder.load_folder"
 
 
 @pytest.mark.parametrize(

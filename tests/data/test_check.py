@@ -122,6 +122,19 @@ def test_query_in_the_gallery_is_a_duplicate(tmp_path):
     assert (finding.kind, finding.table) == ("duplicate", "gallery")
 
 
+def test_parts_of_one_photograph_in_two_splits_are_said(tmp_path):
+    for name in "pqrs":
+        noise(ord(name), 200, 100).save(tmp_path / f"{name}.png")
+    boxes = ["p.png,a,0,0,90,90,train", "p.png,b,100,0,90,90,train", "p.png,c,50,5,90,90,test", "q.png,d,,,,,test"]
+    boxes += ["r.png,c,0,0,90,90,test", "r.png,d,100,0,90,90,test", "s.png,a,,,,,train", "q.png,b,0,0,50,50,train"]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,x,y,w,h,split", *boxes]))
+    findings = check_images(load_folder(None, csv_file=tmp_path / "list.csv"), progress=False)
+    assert [(each.kind, each.path.name, each.table, each.detail) for each in findings] == [
+        ("split", "p.png#xywh=50,5,90,90", "query", f"as {tmp_path}/p.png#xywh=0,0,90,90 (train, class a)"),
+        ("split", "q.png", "query", f"as {tmp_path}/q.png#xywh=0,0,50,50 (train, class b)"),
+    ]
+
+
 def test_threads_find_what_one_finds(plain):
     (plain / "train" / "a" / "0.jpg").write_bytes(b"x")
     shutil.copy(plain / "train" / "a" / "1.jpg", plain / "train" / "b" / "9.jpg")
@@ -175,7 +188,12 @@ def test_a_wrong_root_or_output_is_one_line(tmp_path):
         look.write_picture(tmp_path / "mine" / "abcd"[number % 4] / f"{number}.jpg", number)
     for arguments, text in {
         ("dataset=sop", "dataset.root=no"): "is not a folder",
-        ("dataset=folder", f"dataset.root={tmp_path / 'mine'}", "output=no/list.csv"): "output=no/list.csv cannot be",
+        ("dataset=folder", f"dataset.root={tmp_path / 'mine'}", "output=no/list.csv"): "there is no folder no: make it",
+        (
+            "dataset=folder",
+            f"dataset.root={tmp_path / 'mine'}",
+            f"output={tmp_path}",
+        ): "cannot be written (Is a directory)",
     }.items():
         with pytest.raises(messages.USER_ERRORS) as caught:
             run_check(*arguments)

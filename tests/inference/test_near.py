@@ -117,12 +117,16 @@ def test_published_features_are_the_pooled_ones() -> None:
         torch.testing.assert_close(net(images), torch.nn.functional.normalize(features))
 
 
-def test_a_similarity_out_of_range_is_one_line(folder: Path) -> None:
-    with pytest.raises(UsageError, match="similarity=2: expected a finite number"):
-        run_check(folder, "similarity=2")
-
-
-def test_a_wrong_checkpoint_is_refused_before_images_are_read(folder: Path, capsys) -> None:
-    with pytest.raises(UsageError, match="checkpoint=nothing: no such file"):
-        run_check(folder, "checkpoint=nothing")
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("similarity=2", "similarity=2: expected a finite number"),
+        ("checkpoint=nothing", "checkpoint=nothing: no such file"),
+        ("output=page.html", "output=.*page.html: expected a .csv file"),  # the table would overwrite the page
+        ("output=missing/a.csv", "output=.*missing/a.csv: there is no folder"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_images_are_read(folder: Path, capsys, argument: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run_check(folder, argument)
     assert capsys.readouterr().out == ""

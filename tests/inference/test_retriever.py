@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import embedder as embedder_module
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.embedder import Embedder
-from proxy_anchor.inference.export import export
 from proxy_anchor.inference.gallery import open_index, warn_of_collapse
 from proxy_anchor.inference.hits import Hit, vote
 
@@ -64,8 +62,6 @@ def test_objects_of_a_list_are_searched(make_checkpoint: Callable, tmp_path: Pat
     for query in (pixels[:, 40:80], names[1]):
         hit = retriever.search(query, k=3)[0][0]
         assert (hit.name, hit.label, hit.similarity) == (names[1], "b", pytest.approx(1, abs=1e-6))
-    with Image.open(io.BytesIO(retriever.thumbnail(1))) as thumbnail:
-        assert thumbnail.size == (40, 40)
     (tmp_path / "list.csv").write_text("\n".join(lines[:3]))
     assert retriever.update(tmp_path / "list.csv", progress=False) == (0, 1)
 
@@ -125,26 +121,12 @@ def test_adding_and_removing(retriever: Retriever, gallery: Path, write_images: 
         retriever.remove("nothing.png")
 
 
-def test_arrays_and_bytes_have_names_and_thumbnails(make_checkpoint: Callable, gallery: Path) -> None:
+def test_arrays_and_bytes_have_names(make_checkpoint: Callable, gallery: Path) -> None:
     images = [np.asarray(read_rgb(gallery / "cat" / "0.png")), (gallery / "cat" / "1.png").read_bytes()]
     retriever = Retriever.from_pretrained(make_checkpoint()).index(images)
     assert [item.name for item in retriever.items.values()] == ["image 0", "image 1"]
-    assert retriever.thumbnail(1) == b""  # there is no file
     named = retriever.index(images, ["x", "y"], names=["first", "second"])
     assert [(item.name, item.label) for item in named.items.values()] == [("first", "x"), ("second", "y")]
-
-
-def test_unreadable_images_are_listed_and_left_out(make_checkpoint: Callable, gallery: Path, capsys) -> None:
-    (gallery / "cat" / "broken.jpg").write_text("no image")
-    (gallery / "dog" / "empty.jpg").touch()
-    retriever = open_index(make_checkpoint(), gallery, None, num_workers=0)
-    assert len(retriever) == 15
-    assert [Path(name).name for name, _ in retriever.skipped] == ["broken.jpg", "empty.jpg"]
-    printed = capsys.readouterr().out
-    assert "left out, as they cannot be read: 2 images" in printed
-    assert "broken.jpg" in printed
-    assert "empty file" in printed
-    assert "gallery: 15 images" in printed
 
 
 def test_saved_index_is_the_same_index(retriever: Retriever, gallery: Path, make_checkpoint, tmp_path: Path) -> None:
@@ -155,7 +137,6 @@ def test_saved_index_is_the_same_index(retriever: Retriever, gallery: Path, make
     query = gallery / "eel" / "2.png"
     assert again.search(query, k=14) == retriever.search(query, k=14)
     assert again.threshold == retriever.threshold
-    assert again.thumbnail(7) == retriever.thumbnail(7) != b""
     assert again.add([query], names=["new"], progress=False) == [15]
     again.save(tmp_path / "index")  # over itself, mapped files and all
     assert len(Retriever.from_pretrained(make_checkpoint()).load(tmp_path / "index")) == 15
@@ -165,11 +146,8 @@ def test_saved_index_is_the_same_index(retriever: Retriever, gallery: Path, make
 
 def test_index_of_another_model_is_refused(retriever: Retriever, make_checkpoint: Callable, tmp_path: Path) -> None:
     retriever.save(tmp_path / "index")
-    for other in ({"seed": 1}, {"resize": 40}):
-        with pytest.raises(UsageError, match="was made by another model"):
-            Retriever.from_pretrained(make_checkpoint("other.ckpt", **other)).load(tmp_path / "index")
     with pytest.raises(UsageError, match="was made by another model"):
-        Retriever.from_pretrained(make_checkpoint("small.ckpt", embedding_dim=8)).load(tmp_path / "index")
+        Retriever.from_pretrained(make_checkpoint("other.ckpt", resize=40)).load(tmp_path / "index")
 
 
 @pytest.mark.parametrize(
@@ -194,12 +172,6 @@ def test_damaged_index_is_one_line(retriever: Retriever, tmp_path: Path, damage:
 def change(folder: Path, **values: object) -> None:
     content = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps(content | values))
-
-
-def test_a_folder_of_something_else_is_not_overwritten(retriever: Retriever, gallery: Path) -> None:
-    with pytest.raises(UsageError, match="something else than an index"):
-        retriever.save(gallery)
-    assert (gallery / "cat" / "0.png").is_file()
 
 
 class CountingEmbedder:
@@ -230,7 +202,6 @@ def test_interrupted_indexing_goes_on_where_it_stopped(make_checkpoint, gallery:
     whole = make().index(gallery, progress=False)
     assert torch.allclose(resumed.embeddings[1], whole.embeddings[1], atol=1e-6)
     assert [item.name for item in resumed.items.values()] == [item.name for item in whole.items.values()]
-    assert resumed.thumbnail(3) == whole.thumbnail(3)
 
     counter.seen = 0
     Image.new("RGB", (40, 40), "red").save(gallery / "cat" / "1.png")  # changed
@@ -264,11 +235,17 @@ def test_open_index_follows_its_folder(make_checkpoint, gallery: Path, tmp_path,
     (gallery / "dog" / "0.png").unlink()
     Image.new("RGB", (40, 40), "red").save(gallery / "cat" / "new.png")
     (gallery / "cat" / "bad.png").write_text("bad")
+    (gallery / "eel" / "empty.png").touch()
     retriever = open_index(checkpoint, gallery, folder)
     assert counter.seen == 16
     assert len(retriever) == 15
-    assert "1 images added or changed, 1 removed" in capsys.readouterr().out
-    assert len(open_index(checkpoint, None, folder)) == 15
+    printed = capsys.readouterr().out
+    for text in ("cannot be read: 2 images", "bad.png", "empty file", "1 images added or changed, 1 removed"):
+        assert text in printed
+    assert printed.endswith("gallery: 15 images\n")
+    (gallery / "eel" / "0.png").unlink()  # nothing else is new
+    open_index(checkpoint, gallery, folder)
+    assert len(open_index(checkpoint, None, folder)) == 14
 
 
 @pytest.mark.parametrize(("angle", "said"), [(0, True), (11, True), (12, False)])
@@ -299,29 +276,17 @@ def test_vote_weighs_by_similarity() -> None:
     assert vote([Hit(0, "a", "cat", -0.5), Hit(1, "b", "dog", -0.6)]) == ("cat", 0.5)
 
 
-def test_from_pretrained_reads_run_folders_and_exports(make_checkpoint, gallery: Path, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint("run/best.ckpt")
-    expected = Retriever.from_pretrained(checkpoint).embed(gallery / "cat" / "0.png")
-    export(load_trained(checkpoint), "safetensors", tmp_path / "exported")
-    for folder in (checkpoint.parent, tmp_path / "exported"):
-        assert torch.equal(Retriever.from_pretrained(folder).embed(gallery / "cat" / "0.png"), expected)
-    Retriever.from_pretrained(checkpoint).index(gallery).save(tmp_path / "index")
-    assert len(Retriever.from_pretrained(tmp_path / "exported").load(tmp_path / "index")) == 15
-    with pytest.raises(UsageError, match="no such file"):
-        Retriever.from_pretrained(tmp_path / "nothing")
-
-
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
+        (lambda r, g: r.save(g), "something else than an index"),
         (lambda r, g: r.search(g / "cat" / "0.png", k=16), "K=16 is larger than the gallery: it has 15 images"),
-        (lambda r, g: r.search_embeddings(torch.ones(1, 8), k=1), "D=8 and the gallery D=16"),
         (lambda r, g: r.search(b"nothing", k=1), "1 of 1 images: the image cannot be read"),
         (lambda r, g: r.index([b"nothing"]), "none of the 1 images can be read"),
         (lambda r, g: r.index([g / "cat" / "0.png"] * 2), "is there twice"),
         (lambda r, g: r.index([g / "cat" / "0.png"], ["a", "b"]), "1 images but 2 labels"),
         (lambda r, g: r.index(g / "nothing"), "no such folder"),
-        (lambda r, g: Retriever(r.embedder.net).search(g / "cat" / "0.png"), "the gallery is empty"),
+        (lambda r, g: Retriever(torch.nn.Flatten()), "net is of type Flatten: expected an EmbeddingNet; make one"),
         (lambda r, g: Retriever(r.embedder.net, device="tpu"), "device=tpu is not available"),
         (lambda r, g: Retriever(r.embedder.net, precision="8"), "precision=8 is not known"),
         (lambda r, g: r.search(g / "cat" / "0.png", reranking="magic"), "rerank=magic is not known"),

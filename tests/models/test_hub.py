@@ -44,6 +44,24 @@ def test_a_saved_network_is_the_same_network(net: EmbeddingNet, tmp_path: Path) 
     assert "resized to 40 pixels" in body
 
 
+def test_a_network_is_saved_whole_over_another(net: EmbeddingNet, tmp_path: Path, monkeypatch) -> None:
+    other = EmbeddingNet("test_resnet", 4, image_size=32, pretrained=False)
+    other.card = "the card of another network"
+    other.save_pretrained(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    with monkeypatch.context() as broken:
+        broken.setattr(hub, "write_tensors", lambda file, module: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            net.save_pretrained(tmp_path)
+    assert EmbeddingNet.from_pretrained(tmp_path).fingerprint() == other.fingerprint()
+    net.save_pretrained(tmp_path)
+    found = EmbeddingNet.from_pretrained(tmp_path)
+    assert found.fingerprint() == net.fingerprint()
+    assert "# test_resnet, 8-d" in found.card
+    names = {"README.md", "config.json", "model.safetensors", "notes.txt"}
+    assert {file.name for file in tmp_path.iterdir()} == names
+
+
 def test_preprocessing_follows_the_image_size() -> None:
     assert EmbeddingNet("test_resnet", 8, pretrained=False).prepare == CentralCrop(224, 256)  # as in the paper
 

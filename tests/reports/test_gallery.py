@@ -1,111 +1,105 @@
-"""The gallery picture: who is next to whom, and in which colour."""
+"""Who is next to whom, by hand on a circle, which queries and classes fail, and what picture and page show."""
 
+from __future__ import annotations
+
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reports.conftest import on_circle
+from reports.conftest import ANGLES, on_circle
 
 from proxy_anchor.data.table import Splits, make_tables
-from proxy_anchor.reports.gallery import retrieval_gallery
-
-HIT, MISS, BLACK, WHITE = (0x00, 0x9E, 0x73), (0xCC, 0x33, 0x11), (0, 0, 0), (255, 255, 255)
-TILE, TEXT, GAP = 96, 14, 6
-
-
-def shade(number: int) -> tuple[int, int, int]:
-    """Every image has a colour of its own, so that the picture tells which one was pasted."""
-    return 10 * number + 5, 77, 200
-
-
-def make_rows(folder: Path, names: str, start: int = 0) -> list[tuple[Path, str]]:
-    rows = []
-    for number, name in enumerate(names, start):
-        file = folder / f"{number}.png"
-        Image.new("RGB", (30, 30), shade(number)).save(file)
-        rows.append((file, name))
-    return rows
+from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.gallery import (
+    choose_queries,
+    class_recall,
+    nearest_images,
+    retrieval_gallery,
+    select_queries,
+    worst_queries,
+)
+from proxy_anchor.reports.pages import write_retrieval_page
 
 
-def make_splits(folder: Path, query: str, gallery: str = "") -> Splits:
-    query_rows = make_rows(folder, query)
-    gallery_rows = make_rows(folder, gallery, len(query))
-    [train] = make_tables([(folder / "t.png", "t")])
-    tables = make_tables(query_rows, *([gallery_rows] if gallery else []))
-    return Splits("s", train, *tables)
+def make_splits(query: str, gallery: str = "") -> Splits:
+    """Images of these classes, a letter each."""
+    tables = [[(Path(f"{row}.png"), name) for row, name in enumerate(names)] for names in (query, gallery) if names]
+    return Splits("s", make_tables([(Path("t.png"), "t")])[0], *make_tables(*tables))
 
 
-def read(page: Image.Image, row: int, column: int) -> tuple[tuple[int, ...], int | None]:
-    """(frame colour, number of the image) of a tile; the query is column 0."""
-    left = GAP if column == 0 else 2 * GAP + column * (TILE + GAP)
-    top = GAP + row * (TILE + TEXT + GAP)
-    centre = page.getpixel((left + TILE // 2, top + TILE // 2))
-    number = None if centre == WHITE else (centre[0] - 5) // 10
-    if number is not None:
-        assert centre == shade(number)
-    return page.getpixel((left, top)), number
+def found(splits: Splits, embeddings: list[torch.Tensor], k: int) -> list[list[tuple[int, bool]]]:
+    neighbours = nearest_images(splits, embeddings, range(len(splits.query)), k)
+    return [[(each.index, each.is_hit) for each in row] for row in neighbours]
 
 
-def by_query(page: Image.Image, rows: int, k: int) -> dict[int, list[tuple[tuple[int, ...], int | None]]]:
-    found = {}
-    for row in range(rows):
-        frame, query = read(page, row, 0)
-        assert frame == BLACK
-        found[query] = [read(page, row, column) for column in range(1, k + 1)]
-    return found
-
-
-def test_neighbours_and_their_colours(tmp_path):
-    # On a circle: a at 0 and 10 degrees, b at 25 and 100.
-    page = retrieval_gallery(make_splits(tmp_path, "aabb"), [on_circle(0, 10, 25, 100)], num_queries=4, k=3)
-    assert page.size == (4 * (TILE + GAP) + 2 * GAP, 4 * (TILE + TEXT + GAP) + GAP)
-    assert by_query(page, 4, 3) == {
-        0: [(HIT, 1), (MISS, 2), (MISS, 3)],
-        1: [(HIT, 0), (MISS, 2), (MISS, 3)],
-        2: [(MISS, 1), (MISS, 0), (HIT, 3)],
-        3: [(HIT, 2), (MISS, 1), (MISS, 0)],
-    }
-
-
-def test_the_query_is_not_its_own_neighbour_among_exact_duplicates(tmp_path):
-    page = retrieval_gallery(make_splits(tmp_path, "abcdefgh"), [torch.ones(8, 4)], num_queries=8, k=3)
-    found = by_query(page, 8, 3)
-    assert sorted(found) == list(range(8))
-    for query, neighbours in found.items():
-        numbers = [number for _, number in neighbours]
-        assert query not in numbers
-        assert len(set(numbers)) == 3
-        assert all(frame == MISS for frame, _ in neighbours)
-
-
-def test_a_gallery_of_its_own_is_searched_whole(tmp_path):
-    # Row 0 of the gallery (image 2) has the embedding of row 0 of the queries: another image, so a fair neighbour.
-    splits = make_splits(tmp_path, "ab", "bab")
-    page = retrieval_gallery(splits, [on_circle(0, 90), on_circle(0, 20, 80)], num_queries=2, k=3)
-    assert by_query(page, 2, 3) == {
-        0: [(MISS, 2), (HIT, 3), (MISS, 4)],
-        1: [(HIT, 4), (MISS, 3), (HIT, 2)],
-    }
+def test_neighbours_are_never_the_query_itself() -> None:
+    assert found(make_splits("aabb"), [on_circle(*ANGLES)], 3) == [
+        [(1, True), (2, False), (3, False)],
+        [(0, True), (2, False), (3, False)],
+        [(1, False), (0, False), (3, True)],
+        [(2, True), (1, False), (0, False)],
+    ]
+    for query, row in enumerate(found(make_splits("abcdefgh"), [torch.ones(8, 4)], 3)):  # exact duplicates
+        assert len({index for index, _ in row} - {query}) == 3
+    # In a gallery of its own, an image with the query's embedding is another image, so a fair neighbour.
+    assert found(make_splits("ab", "bab"), [on_circle(0, 90), on_circle(0, 20, 80)], 3) == [
+        [(0, False), (1, True), (2, False)],
+        [(2, True), (1, False), (0, True)],
+    ]
 
 
 @pytest.mark.parametrize(("query", "gallery", "columns"), [("aab", "", 2), ("aa", "b", 1), ("a", "", 0)])
-def test_k_is_bounded_by_what_can_be_found(tmp_path, query, gallery, columns):
-    embeddings = [torch.eye(len(query), 4)] + ([torch.eye(len(gallery), 4)] if gallery else [])
-    page = retrieval_gallery(make_splits(tmp_path, query, gallery), embeddings, num_queries=9, k=6)
-    rows = len(query)
-    assert page.size == ((columns + 1) * (TILE + GAP) + 2 * GAP, rows * (TILE + TEXT + GAP) + GAP)
-    assert all(number is not None for row in by_query(page, rows, columns).values() for _, number in row)
+def test_k_is_bounded_by_what_can_be_found(query: str, gallery: str, columns: int) -> None:
+    embeddings = [torch.eye(len(names), 4) for names in (query, gallery) if names]
+    assert {len(row) for row in found(make_splits(query, gallery), embeddings, 6)} == {columns}
 
 
-def test_queries_are_of_different_classes_and_follow_the_seed(tmp_path):
-    splits = make_splits(tmp_path, "aaaaabbbbbccccc")
-    embeddings = [torch.randn(15, 4, generator=torch.Generator().manual_seed(0))]
+def test_the_picture_frames_hits_and_misses(splits: Splits) -> None:
+    page = retrieval_gallery(splits, [on_circle(*ANGLES)], [2, 0], k=3)
+    assert page.size == (4 * (96 + 6) + 12, 2 * (96 + 14 + 6) + 6)
+    black, miss, hit = (0, 0, 0), (0xCC, 0x33, 0x11), (0x00, 0x9E, 0x73)
+    lefts = [6, *(12 + column * 102 for column in (1, 2, 3))]
+    assert [page.getpixel((left, 6)) for left in lefts] == [black, miss, miss, hit]
+    assert [page.getpixel((left, 6 + 116)) for left in lefts] == [black, hit, miss, miss]
+    for left, row in zip(lefts, (2, 1, 0, 3), strict=True):
+        with Image.open(splits.query.paths[row]) as image:
+            tile = np.asarray(page.crop((left + 4, 10, left + 92, 98)), float)
+            assert np.abs(tile - np.asarray(image.convert("RGB").resize((88, 88)), float)).mean() < 10
 
-    def queries(seed: int) -> list[int]:
-        return list(by_query(retrieval_gallery(splits, embeddings, num_queries=3, k=1, seed=seed), 3, 1))
 
-    for seed in range(4):
-        assert sorted(number // 5 for number in queries(seed)) == [0, 1, 2]
-    assert queries(0) == queries(0)
-    assert len({tuple(queries(seed)) for seed in range(4)}) > 1
+def test_queries_are_of_different_classes_and_follow_the_seed() -> None:
+    labels = np.repeat(range(3), 5)
+    chosen = [choose_queries(labels, 3, seed) for seed in range(4)]
+    assert all(sorted(labels[rows]) == [0, 1, 2] for rows in chosen)
+    assert chosen[0] == choose_queries(labels, 3)
+    assert len(set(map(tuple, chosen))) > 1
+    assert sorted(choose_queries(labels, 99)) == list(range(15))
+
+
+def test_recall_of_each_class_and_the_worst_queries(splits: Splits) -> None:
+    assert class_recall(splits, [on_circle(*ANGLES)]) == {"a": 1.0, "b": 0.5}
+    assert class_recall(splits, [on_circle(*ANGLES)], k=3) == {"a": 1.0, "b": 1.0}
+    # cos(own) - cos(other): 0: 10/25, 1: 10/15, 2: 75/15, 3: 75/90.
+    assert worst_queries(splits, [on_circle(*ANGLES)]) == [2, 1, 0, 3]
+
+
+def test_choices(splits: Splits) -> None:
+    embeddings = [on_circle(*ANGLES)]
+    assert select_queries(splits, embeddings, "worst", count=1) == [2]
+    assert select_queries(splits, embeddings, [splits.query.paths[3], str(splits.query.paths[1])]) == [3, 1]
+    assert {splits.query.labels[each] for each in select_queries(splits, embeddings, count=2)} == {0, 1}
+    for choose, missing in ((["nowhere.png"], r"nowhere\.png"), ("best", "best")):
+        with pytest.raises(UsageError, match=f"not among them: {missing}"):
+            select_queries(splits, embeddings, choose)
+
+
+def test_two_models_beside_each_other(splits: Splits, tmp_path: Path) -> None:
+    models = {"first": [on_circle(*ANGLES)], "second": [on_circle(0, 10, 100, 110)]}
+    write_retrieval_page(tmp_path / "page.html", splits, models, [2, 0], k=2)
+    text = (tmp_path / "page.html").read_text()
+    assert re.findall(r'data-first="([^"]*)"', text) == ["miss hit", "hit hit"]
+    assert text.count("<img") == text.count('src="data:image/jpeg;base64,') == 2 * (1 + 2 * 2)
+    assert "://" not in text

@@ -3,49 +3,37 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from commands import TINY_FOLDER, compose_train
 from pictures import write_noise_images
+from reports.test_paper import DATA as BIRDS
 from reports.test_paper import write_run
 
+from proxy_anchor.data.folder import load_folder
+from proxy_anchor.data.table import data_fingerprint
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports import figures
 from proxy_anchor.reports.paper import paper_tables, terminal_text
-from proxy_anchor.reports.runs import read_runs, settings
+from proxy_anchor.reports.runs import read_runs
 from proxy_anchor.reports.tables import write_comparison
 from proxy_anchor.training.module import CHECKPOINT_KEY
 from train import train
 
 FOLDER = ("dataset=folder", "backbone=bninception")
-BIRDS = {"train": "64 images of 8 classes, 0a1b", "query": "64 images of 8 classes, 2c3d"}
 BOATS = {"train": "64 images of 8 classes, 4e5f", "query": "64 images of 8 classes, 6a7b"}
 
 
-def write_own(folder: Path, root: str, data: dict[str, str] | None, *overrides: str, recall_1: float) -> Path:
-    write_run(folder, *FOLDER, f"dataset.root={root}", *overrides, recall_1=recall_1)
-    if data is not None:
-        file = folder / "result.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"data": data}))
-    return folder
+def write_own(folder: Path, root: str, data: dict[str, str], *overrides: str, recall_1: float) -> Path:
+    return write_run(folder, *FOLDER, f"dataset.root={root}", *overrides, recall_1=recall_1, data=data)
 
 
 def rows(folder: Path):
     [table] = paper_tables(read_runs(folder))
     assert (table.label, table.dataset) == ("folder", "folder")
     return [(row.data, row.run_names, row.ours[1].mean, row.runs, row.mark) for row in table.rows]
-
-
-def test_two_data_sets_are_no_seeds_of_one(tmp_path):
-    write_own(tmp_path / "a", "/here/birds", BIRDS, "seed=1", recall_1=0.48)
-    write_own(tmp_path / "b", "/here/boats", BOATS, "seed=2", recall_1=0.97)
-    assert rows(tmp_path) == [
-        ("birds", "a", pytest.approx(48), 1, ""),
-        ("boats", "b", pytest.approx(97), 1, ""),
-    ]
 
 
 def test_the_content_is_what_counts_and_not_name_or_place(tmp_path):
@@ -61,12 +49,6 @@ def test_the_content_is_what_counts_and_not_name_or_place(tmp_path):
     assert "images (1)  deep/a, deep/c  Proxy-Anchor  512  BN   45.0 ± 7.1" in text
     names = list(figures.named_groups(read_runs(tmp_path)))
     assert names == [f"images ({number}), Proxy-Anchor, BN, 512-d" for number in (1, 2)]
-
-
-def test_runs_that_do_not_say_what_they_saw_are_alike_to_none(tmp_path):
-    for name, data in (("a", None), ("b", None), ("c", BIRDS)):
-        write_own(tmp_path / name, "/x/images", data, f"seed={ord(name)}", recall_1=0.5)
-    assert [(names, count) for _, names, _, count, _ in rows(tmp_path)] == [("a", 1), ("b", 1), ("c", 1)]
 
 
 def test_the_files_name_data_and_run_and_say_nothing_of_the_paper(tmp_path, report):
@@ -90,53 +72,15 @@ def test_an_epoch_chosen_by_held_out_classes_is_said(tmp_path):
     assert rows(tmp_path)[0][-1] == "the epoch is selected on held-out training classes"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Three runs of real images: x/images, a copy of it elsewhere, and others of that name, sizes and classes."""
-    here = tmp_path_factory.mktemp("own")
-    for name in ("x", "z"):
-        write_noise_images(here / name, dict.fromkeys("abcdef", 8))
-    changed = sorted((here / "z/images").rglob("*.*"))[0]
-    with changed.open("ab") as file:
-        file.write(b"more")
-    shutil.copytree(here / "x", here / "y")
-    for seed, name in enumerate("xyz"):
-        cfg = compose_train(*TINY_FOLDER, "trainer.max_epochs=1", f"dataset.root={here}/{name}/images", f"seed={seed}")
-        train(cfg, here / "runs" / name)
-    return here / "runs"
-
-
-def test_a_run_keeps_the_content_of_its_data(trained):
-    results = {each.name: json.loads((each / "result.json").read_text()) for each in trained.iterdir()}
-    assert results["x"]["data"] == results["y"]["data"] != results["z"]["data"]
-    checkpoint = torch.load(trained / "x/best.ckpt", weights_only=True)
-    assert checkpoint[CHECKPOINT_KEY]["data"] == results["x"]["data"]
-    assert [(data, names) for data, names, *_ in rows(trained)] == [("images (1)", "x, y"), ("images (2)", "z")]
-
-
-def test_comparisons_of_different_images_are_not_averaged(trained, tmp_path):
-    x, y, z = (json.loads((trained / name / "result.json").read_text()) for name in "xyz")
-    write_comparison(tmp_path, {"triplet": [x, y]})
-    noisy = y | {"data": y["data"] | {"train": "the same images, other labels"}, "label_noise": 0.5}
-    write_comparison(tmp_path, {"triplet": [x, noisy]})
-    # The changed image is one of training or one of search; the other half of the data set is what it was.
-    other = z | {"data": {"train": z["data"]["train"], "query": "other images"}}
-    with pytest.raises(UsageError, match="of 2 different data sets"):
-        write_comparison(tmp_path, {"triplet": [x, other]})
-
-
-def test_a_run_from_before_the_schedulers_were_a_group_is_no_other_run():
-    shared = {"dataset": {"load": {"csv_file": "/a.csv"}}, "recipe": {"lr": 1}}
-    old = {"lr": 1e-4, "schedule": "step", "lr_step_epochs": 5, "lr_gamma": 0.5, "ema_decay": 0.9}
-    mean_of = {"_target_": "torch.optim.swa_utils.get_ema_multi_avg_fn", "decay": 0.9}
-    new = {
-        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-4},
-        "scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5, "gamma": 0.5},
-        "callbacks": {
-            "ema": {"_target_": "pytorch_lightning.callbacks.WeightAveraging", "multi_avg_fn": mean_of},
-            "lr_monitor": {"_target_": "pytorch_lightning.callbacks.LearningRateMonitor"},
-        },
-        "dataset": {"load": {"csv_file": "/elsewhere/a.csv"}},
-    }
-    assert settings({**shared, "optimizer": old}) == settings(new)
-    assert old["schedule"] == "step"  # the caller's own stays
+def test_a_run_keeps_the_content_of_its_data_and_others_are_not_averaged_with_it(tmp_path):
+    write_noise_images(tmp_path, dict.fromkeys("abcdef", 8))
+    cfg = compose_train(*TINY_FOLDER, "trainer.max_epochs=1", f"dataset.root={tmp_path}/images")
+    result = train(cfg, tmp_path / "run")
+    data = data_fingerprint(load_folder(tmp_path / "images"))
+    checkpoint = torch.load(tmp_path / "run/best.ckpt", weights_only=True)
+    assert result["data"] == checkpoint[CHECKPOINT_KEY]["data"] == data
+    noisy = result | {"data": data | {"train": "the same images, other labels"}, "label_noise": 0.5}
+    write_comparison(tmp_path, {"triplet": [result, noisy]})
+    for other in ({"data": data | {"query": "other images"}}, {"num_train_images": 1}):
+        with pytest.raises(UsageError, match="of 2 different data sets"):
+            write_comparison(tmp_path, {"triplet": [result, result | other]})

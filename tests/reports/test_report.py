@@ -73,15 +73,7 @@ def test_bad_arguments(here, report, arguments, text):
         report(*arguments)
 
 
-def test_the_command_and_its_help(tmp_path):
+def test_the_command(tmp_path):
     refused = run_entry("report.py", "rums=x", cwd=tmp_path)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "unknown key 'rums'. Did you mean 'runs'?" in refused.stderr
-    for script, example in (("report.py", "runs=runs"), ("prepare.py", "dataset=cub archive=CUB_200_2011.tgz")):
-        shown = run_entry(script, "--help", cwd=tmp_path).stdout
-        assert f"python src/{script} {example}" in shown
-        assert "hydra:" not in shown
-    assert (
-        "choose: random              # random (different classes first) | worst"
-        in run_entry("report.py", "-h", cwd=tmp_path).stdout
-    )

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from proxy_anchor.reports.figures import recall_by_settings
-from proxy_anchor.reports.runs import Spread
 from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.utils import RESULT_FILE, read_result, write_json
 
@@ -35,37 +34,10 @@ def test_columns_beyond_the_width_follow_below_after_the_first():
     rows = [{"loss": "triplet", "R@1": 86.123, "epoch": 7, "s": None}]
     whole = format_table(rows)
     assert format_table(rows, width=max(map(len, whole.splitlines()))) == whole
-    for width in (19, 1):  # at least one column next to the first
-        assert format_table(rows, width=width).splitlines()[:4] == [
-            "loss      R@1",
-            "-------  ----",
-            "triplet  86.1",
-            "",
-        ]
-    assert format_table(rows, width=19).splitlines()[4:] == [
-        "loss     epoch  s",
-        "-------  -----  -",
-        "triplet      7  -",
-    ]
-
-
-def test_a_comparison_of_many_losses_fits_a_terminal():
-    names = ["proxy_anchor", "normalized_softmax", "multi_similarity", "a_loss_of_ones_own_with_a_long_name", *"abc"]
-    spread = Spread.of([1234.56, 7890.12, None])
-    columns = (
-        "seeds",
-        "best R@1",
-        "epochs to 12.3",
-        "s to 12.3",
-        "epochs to 45.6",
-        "s to 45.6",
-        "images/s",
-        "peak GiB",
-    )
-    printed = format_table([{"loss": name} | dict.fromkeys(columns, spread) for name in names], width=100)
-    assert max(map(len, printed.splitlines())) <= 100
-    assert all(column in printed for column in columns)
-    assert printed.count("a_loss_of_ones_own_with_a_long_name") == len(printed.split("\n\n"))
+    below = ["loss      R@1", "-------  ----", "triplet  86.1", ""]
+    assert format_table(rows, width=1).splitlines()[:4] == below  # at least one column next to the first
+    last = ["loss     epoch  s", "-------  -----  -", "triplet      7  -"]
+    assert format_table(rows, width=19).splitlines() == [*below, *last]
 
 
 def test_a_table_is_left_with_its_figure_and_links_to_the_runs(tmp_path):
@@ -113,19 +85,8 @@ def test_parallel_coordinates():
     expected = [(0, 0, 1, 0), (1, 0.5, 1, 0.5), (1 / 3, 1, 0, 1)]
     assert [pytest.approx(each) for each in expected] == [each.get_ydata() for each in lines]
     assert [each.get_linewidth() for each in lines] == [1.2, 1.2, 3]
-    assert {each.get_text() for each in axes.texts} == {
-        "16",
-        "32",
-        "64",
-        "1e-3",
-        "1e-2",
-        "1e-1",
-        "a",
-        "b",
-        "50.0",
-        "60.0",
-        "70.0",
-    }
+    written = "16 32 64 1e-3 1e-2 1e-1 a b 50.0 60.0 70.0"
+    assert {each.get_text() for each in axes.texts} == set(written.split())
     [axes] = recall_by_settings([row("8", "1", "c", None)], ["alpha"], "R@1").axes
     assert not axes.lines
     many = [row(str(100 + each), "1", "a", 50.0) for each in range(100)]
@@ -135,17 +96,10 @@ def test_parallel_coordinates():
     assert len(labels) < 18
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_what_is_written_is_read_and_a_failed_write_leaves_it(tmp_path):
     result = {"best": {"recall": {"1": 0.1 + 0.2}}, "name": "é", "nothing": None}
     write_json(tmp_path / RESULT_FILE, result)
-    assert read_result(tmp_path) == result
-    assert (tmp_path / RESULT_FILE).read_text(encoding="utf-8").endswith("}\n")
-    assert [file.name for file in tmp_path.iterdir()] == [RESULT_FILE]
-
-
-def test_a_failed_write_leaves_the_old_result(tmp_path):
-    write_json(tmp_path / RESULT_FILE, {"a": 1})
     with pytest.raises(TypeError):
         write_json(tmp_path / RESULT_FILE, {"a": Path()})
-    assert read_result(tmp_path) == {"a": 1}
+    assert read_result(tmp_path) == result
     assert [file.name for file in tmp_path.iterdir()] == [RESULT_FILE]

@@ -8,12 +8,10 @@ from typing import Any
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from proxy_anchor.cli.config import absolute, is_scored, learning, make_regularisers
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
-from proxy_anchor.reports.former_keys import rename_former_keys
-from proxy_anchor.utils import rank
 
 # Values of more than one type; every other value has the type of its default.
 _ANY_TYPE = (
@@ -163,10 +161,6 @@ def check_config(cfg: DictConfig) -> None:
 
     cfg.callbacks = cfg.callbacks or {}  # callbacks=none is null, which also removes the recipe's
     _check_against_defaults(cfg, "train")
-    with open_dict(cfg):
-        notice = rename_former_keys(cfg)
-    if notice is not None and rank() == 0:
-        print(notice, flush=True)
     check_launcher(cfg)
     check_int("embedding_dim", cfg.embedding_dim, 1)
     check_int("seed", cfg.seed, 0)

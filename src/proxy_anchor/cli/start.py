@@ -13,8 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from proxy_anchor.cli.checks import check_config
 from proxy_anchor.cli.config import make_paths_absolute
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice
-from proxy_anchor.reports.former_keys import rename_former_keys
-from proxy_anchor.reports.runs import BEFORE, NO_EFFECT
+from proxy_anchor.reports.runs import NO_EFFECT, flat
 from proxy_anchor.training.run_lock import take
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, is_distributed, rank, read_result
 
@@ -213,9 +212,7 @@ def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
         ) from error
     _keep_chosen(cfg, made)
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
-    for each in (made, wanted):
-        rename_former_keys(each)
-    one, other = BEFORE | _flat(made), _flat(wanted)  # a run that is older than a setting had what it was before
+    one, other = dict(flat(made)), dict(flat(wanted))
     different = sorted(
         key
         for key in {*one, *other}
@@ -227,11 +224,3 @@ def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
             f"{folder} holds a run with other settings ({', '.join(different)}): choose another run=NAME, or remove "
             "that folder."
         )
-
-
-def _flat(config: dict[Any, Any], place: str = "") -> dict[str, Any]:
-    """{dotted key: value} of a plain nested dictionary."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= _flat(value, f"{place}{key}.") if isinstance(value, dict) else {f"{place}{key}": value}
-    return flat

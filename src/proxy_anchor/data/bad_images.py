@@ -32,6 +32,7 @@ ODD = {
     "duplicate": "the same bytes twice in one class",
     "format": "content is of another format than the name says",
     "mode": "not stored as RGB; converted on reading, alpha over white",
+    "split": "another part of the same photograph is in another split",
     "small": f"a side is shorter than {_MIN_SIDE} pixels",
 }
 NEAR = {
@@ -75,7 +76,8 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
         )
         results = dict(zip(paths, each_read, strict=True))
     findings = []
-    seen: dict[str, list[tuple[Path, str, str]]] = {}
+    seen: dict[str, list[Entry]] = {}
+    photographs: dict[str, Entry] = {}
     for path, table, name in entries:
         remarks, digest = results[path]
         findings += [Finding(kind, path, table, name, detail) for kind, detail in remarks]
@@ -83,6 +85,10 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
         if twin := next((each for each in earlier if each[2] != name), next(iter(earlier), None)):
             kind = "duplicate" if twin[2] == name else "contradiction"
             findings.append(Finding(kind, path, table, name, f"as {twin[0]} ({twin[1]}, class {twin[2]})"))
+        elif digest:
+            part, its_table, its_name = photographs.setdefault(digest.partition(" ")[0], (path, table, name))
+            if table != its_table and {table, its_table} != {"query", "gallery"}:
+                findings.append(Finding("split", path, table, name, f"as {part} ({its_table}, class {its_name})"))
         earlier.append((path, table, name))
     order = [*BAD, *ODD]
     return sorted(findings, key=lambda finding: order.index(finding.kind))  # stable: table order within a kind

@@ -190,8 +190,6 @@ class ImageDataset(Dataset):
 ImageInput = str | Path | bytes | np.ndarray | Image.Image
 Prepared = tuple[int, Tensor | None, str]  # row, pixels or None, reason or ""
 
-THUMBNAIL_QUALITY = 80
-
 
 def open_input(
     image: ImageInput, *, max_pixels: int | None = None, formats: tuple[str, ...] | None = None
@@ -255,12 +253,12 @@ class InputImages(Dataset):
             return row, None, str(error)
 
 
-def make_thumbnail(image: Image.Image, side: int) -> bytes:
-    """A JPEG file whose longest side is at most `side` pixels."""
+def make_thumbnail(image: Image.Image, width: int, height: int) -> bytes:
+    """A JPEG file of at most `width` x `height` pixels."""
     small = image.copy()
-    small.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    small.thumbnail((width, height), Image.Resampling.LANCZOS, reducing_gap=2.0)
     stream = io.BytesIO()
-    small.save(stream, "JPEG", quality=THUMBNAIL_QUALITY)
+    small.save(stream, "JPEG", quality=80)
     return stream.getvalue()
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,7 +75,7 @@ class Embedder:
             regulariser=nested; None keeps all.
 
     Raises:
-        UsageError: for a value out of range.
+        UsageError: for another module, or a value out of range.
     """
 
     def __init__(
@@ -88,6 +88,11 @@ class Embedder:
         precision: str = "32",
         dim: int | None = None,
     ) -> None:
+        if not isinstance(net, EmbeddingNet):
+            raise UsageError(
+                f"net is of type {type(net).__name__}: expected an EmbeddingNet; make one with EmbeddingNet(BACKBONE, "
+                "DIM) and load your weights into it, or read one with Retriever.from_pretrained(PATH)."
+            )
         self.embedding_dim: int = net.config["embedding_dim"] if dim is None else dim
         check_int("batch_size", batch_size, 1)
         if dim is not None:
@@ -112,8 +117,7 @@ class Embedder:
     def forward(self, pixels: Tensor) -> Tensor:
         """uint8 (B, 3, crop, crop) to float32 unit vectors (B, D)."""
         on_device = pixels.to(self.device, non_blocking=True).contiguous(memory_format=torch.channels_last)
-        autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
-        with autocast:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             embeddings = self.net(on_device).float()  # of a network in bfloat16
         whole = embeddings.shape[1] == self.embedding_dim
         return embeddings if whole else F.normalize(embeddings[:, : self.embedding_dim])
@@ -189,7 +193,7 @@ class _Shards:
     def read(self) -> dict[int, np.ndarray]:
         """{row: embedding (D,)} of the images that are finished."""
         found: dict[str, np.ndarray] = {}
-        for file in sorted(self.folder.glob("[0-9]*.npz")):
+        for file in self.folder.glob("*.npz"):
             try:
                 with np.load(file, allow_pickle=False) as shard:
                     found.update(zip(shard["keys"].tolist(), shard["embeddings"], strict=True))
@@ -200,9 +204,5 @@ class _Shards:
     def write(self, rows: Sequence[int], embeddings: np.ndarray) -> None:
         """Write the embeddings (n, D) of these rows to a further file."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        number = max((int(each.stem) for each in self.folder.glob("[0-9]*.npz")), default=-1) + 1
-        file = self.folder / f"{number:06d}.npz"
-        aside = file.with_suffix(".tmp")
-        with aside.open("wb") as stream:
-            np.savez(stream, keys=np.array([self.keys[row] for row in rows]), embeddings=embeddings)
-        aside.replace(file)
+        keys = np.array([self.keys[row] for row in rows])
+        np.savez(self.folder / f"{uuid.uuid4().hex}.npz", keys=keys, embeddings=embeddings)  # `read` drops half a file

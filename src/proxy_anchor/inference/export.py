@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from proxy_anchor.errors import UsageError, check_choice, reason_of
 from proxy_anchor.inference.checkpoint import written_whole
 from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.models.hub import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, write_config, write_tensors
+from proxy_anchor.models.hub import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, write_tensors
+from proxy_anchor.utils import write_json
 
 TOLERANCE = 1e-4  # largest difference of an entry of a unit vector
 ONNX_FILE, PT2_FILE, HEAD_FILE = "model.onnx", "model.pt2", "head.safetensors"
@@ -45,8 +46,6 @@ def export(net: EmbeddingNet, format: str, folder: Path | str) -> float:
         UsageError: when the folder holds something, a package is missing, or the difference exceeds TOLERANCE: then
             nothing is left behind.
     """
-    if format == "torchscript":
-        raise UsageError("format=torchscript: PyTorch no longer develops TorchScript; use format=pt2.")
     check_choice("format", format, FORMATS)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -54,10 +53,21 @@ def export(net: EmbeddingNet, format: str, folder: Path | str) -> float:
     write, read = FORMATS[format]
     net = copy.deepcopy(net).cpu().eval()
     with written_whole(folder) as aside:
-        write_config(aside / CONFIG_FILE, net.describe())
+        write_json(aside / CONFIG_FILE, net.describe())
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the exporters' notices about their own future
-            write(net, aside)
+            try:
+                write(net, aside)
+            except (UsageError, OSError):
+                raise
+            except Exception as error:  # torch raises any type; the first cause says why
+                cause: BaseException = error
+                while cause.__cause__ is not None:
+                    cause = cause.__cause__
+                raise UsageError(
+                    f"format={format}: torch cannot convert {net.config['backbone']} ({reason_of(cause)[:300]}): use "
+                    "format=safetensors or format=timm."
+                ) from error
             difference = _difference(net, read(aside))
         if not difference <= TOLERANCE:  # NaN is not
             raise UsageError(
@@ -85,25 +95,13 @@ def _difference(net: EmbeddingNet, embed: Callable[[Tensor], Tensor]) -> float:
     return (found - expected).abs().max().item()  # NaN, if there is one
 
 
-def _traced(net: EmbeddingNet, format: str) -> torch.export.ExportedProgram:
-    """The network as a graph for any batch size; UsageError where torch cannot trace it."""
-    try:
-        return torch.export.export(net, (_pixels(net, 2),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-    except Exception as error:  # of any type
-        raise _inexpressible(net, format, error) from error
-
-
-def _inexpressible(net: EmbeddingNet, format: str, error: BaseException) -> UsageError:
-    while error.__cause__ is not None:  # the first cause says why
-        error = error.__cause__
-    return UsageError(
-        f"format={format}: torch cannot convert {net.config['backbone']} ({reason_of(error)[:300]}): use "
-        "format=safetensors or format=timm."
-    )
+def _traced(net: EmbeddingNet) -> torch.export.ExportedProgram:
+    """The network as a graph for any batch size."""
+    return torch.export.export(net, (_pixels(net, 2),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
 
 
 def _write_pt2(net: EmbeddingNet, folder: Path) -> None:
-    torch.export.save(_traced(net, "pt2"), folder / PT2_FILE)
+    torch.export.save(_traced(net), folder / PT2_FILE)
 
 
 def _read_pt2(folder: Path) -> Callable[[Tensor], Tensor]:
@@ -117,13 +115,8 @@ def _write_onnx(net: EmbeddingNet, folder: Path) -> None:
     for module in net.modules():
         if hasattr(module, "fused_attn"):  # in plain products: ONNX has it for four dimensions only (Hiera has five)
             module.fused_attn = False  # type: ignore[assignment]
-    traced = _traced(net, "onnx")
-    try:
-        program = torch.onnx.export(
-            traced, dynamo=True, input_names=["images"], output_names=["embeddings"], verbose=False
-        )
-    except Exception as error:  # of any type
-        raise _inexpressible(net, "onnx", error) from error
+    traced = _traced(net)
+    program = torch.onnx.export(traced, dynamo=True, input_names=["images"], output_names=["embeddings"], verbose=False)
     assert program is not None
     images = net.describe()["images"]
     program.model.metadata_props.update({key: str(value) for key, value in images.items()})

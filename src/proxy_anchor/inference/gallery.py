@@ -30,22 +30,18 @@ def open_index(
     Prints unreadable images and what changed. Raises UsageError as `Retriever.index` and `Retriever.load` do.
     """
     retriever = Retriever(load_trained(checkpoint), **options)
-    if index is None:
-        if gallery is None:
-            raise UsageError("name a gallery folder, an index folder, or both.")
-        retriever.index(gallery)
+    if index is None and gallery is None:
+        raise UsageError("name a gallery folder, an index folder, or both.")
+    if index is not None and (gallery is None or Path(index, INDEX_FILE).is_file()):
+        retriever.load(index)
+    if gallery is not None:
+        shards = None if index is None else Path(index).with_name(f".{Path(index).name}.parts")
+        added, removed = retriever.update(gallery, shards=shards)
         report_skipped(retriever.skipped)
-    else:
-        index = Path(index)
-        if gallery is None or (index / INDEX_FILE).is_file():
-            retriever.load(index)
-        if gallery is not None:
-            shards = index.with_name(f".{index.name}.parts")
-            added, removed = retriever.update(gallery, shards=shards)
-            report_skipped(retriever.skipped)
-            if added or removed:
-                retriever.save(index)
-                print(f"index {index}: {added:,} images added or changed, {removed:,} removed")
+        if index is not None and (added or removed):
+            retriever.save(index)
+            print(f"index {index}: {added:,} images added or changed, {removed:,} removed")
+        if shards is not None:
             shutil.rmtree(shards, ignore_errors=True)
     print(f"gallery: {counted(len(retriever), 'image')}", flush=True)
     warn_of_collapse(retriever.embeddings[1][:: 1 + len(retriever) // 10_000])  # an index may be large, and on disk

@@ -39,7 +39,7 @@ class VectorIndex:
     def __init__(
         self, dim: int, *, kind: str = "exact", engine: str = "auto", device: str | torch.device = "cpu"
     ) -> None:
-        self.kind, self.engine, self.device = str(kind), engine, torch.device(device)
+        self.dim, self.kind, self.engine, self.device = dim, str(kind), engine, torch.device(device)
         self.ids = np.empty(0, dtype=np.int64)
         self.vectors = torch.empty(0, dim)
         self._on_device: Tensor | None = None
@@ -50,17 +50,10 @@ class VectorIndex:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def dim(self) -> int:
-        """D."""
-        return self.vectors.shape[1]
-
     def add(self, ids: np.ndarray, vectors: Tensor | np.ndarray) -> None:
         """Add rows (n, D) with increasing new ids (n,)."""
         rows = as_rows(vectors, "vectors")
         check_same_dim(rows, self.vectors)
-        if len(ids) != len(rows) or (len(self) and ids.min() <= self.ids.max()) or (np.diff(ids) <= 0).any():
-            raise ValueError("ids must be one per vector, increasing, and larger than those there are")
         unit = normalise(rows, "gallery").float().cpu()
         self._set(np.concatenate([self.ids, ids]), torch.cat([self.vectors, unit]) if len(self) else unit)
 
@@ -155,7 +148,7 @@ class VectorIndex:
         Raises:
             UsageError: when files are missing, damaged or of another size.
         """
-        file, dim = folder / VECTORS_FILE, self.dim
+        file = folder / VECTORS_FILE
         try:
             # Memory-mapped: an approximate search reads few rows. Copy-on-write: torch needs a writable array.
             self._set(ids, torch.from_numpy(np.load(file, mmap_mode="c", allow_pickle=False)))
@@ -166,7 +159,7 @@ class VectorIndex:
                 self._faiss = faiss.read_index(str(file))
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(f"{file} is missing or damaged: build the index again.") from error
-        if tuple(self.vectors.shape) != (len(ids), dim) or (self._faiss and self._faiss.ntotal != len(ids)):
+        if tuple(self.vectors.shape) != (len(ids), self.dim) or (self._faiss and self._faiss.ntotal != len(ids)):
             raise UsageError(f"{folder} lists {len(ids)} images but holds {len(self.vectors)} vectors: build it again.")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.data.folder import list_images
-from proxy_anchor.data.images import ImageInput, input_key, make_thumbnail, read_rgb
+from proxy_anchor.data.images import ImageInput, input_key
 from proxy_anchor.data.table import shorten
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.inference.checkpoint import load_trained, written_whole
@@ -28,7 +28,6 @@ from proxy_anchor.retrieval.threshold import Threshold, calibrate_threshold
 INDEX_FORMAT = 3
 INDEX_FILE = "index.json"
 _RERANKED = 100  # nearest neighbours, at least, that re-ranking reorders
-_THUMBNAIL_PX = 112
 
 
 @dataclass(frozen=True)
@@ -139,27 +138,33 @@ class Retriever:
         Raises:
             UsageError: when none can be read, lengths differ, or two names are equal.
         """
-        images, labels = _as_gallery(images, labels)
+        if isinstance(images, (str, Path)):
+            images, classes = list_images(images)
+            labels = classes if labels is None else labels
+        if len(images) == 0:
+            raise UsageError("the gallery is empty: give at least one image.")
         for what, values in {"labels": labels, "names": names}.items():
             if values is not None and len(values) != len(images):
                 raise UsageError(f"{len(images)} images but {len(values)} {what}: give one for each.")
-        called = [self._name(image, row) for row, image in enumerate(images)] if names is None else list(names)
-        if len(set(called)) < len(called):
-            twice = next(name for name in called if called.count(name) > 1)
+        if names is None:
+            given = [str(each) if isinstance(each, (str, Path)) else None for each in images]
+            names = [name or f"image {self._next_id + row}" for row, name in enumerate(given)]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
             raise UsageError(f"{twice} is there twice: every image of the gallery needs a name of its own.")
         keys = [input_key(image) for image in images]
         done = self.embedder.embed(images, shards=shards, progress=progress)
-        self.skipped = [(called[row], reason) for row, reason in done.skipped]
+        self.skipped = [(names[row], reason) for row, reason in done.skipped]
         if not done.rows:
             raise UsageError(f"none of the {len(images)} images can be read: {shorten([r for _, r in self.skipped])}")
-        self.remove([called[row] for row in done.rows if called[row] in self._ids])
+        self.remove([names[row] for row in done.rows if names[row] in self._ids])
         ids = np.arange(self._next_id, self._next_id + len(done.rows))
         self._next_id += len(ids)
         self._index.add(ids, done.embeddings)
         for id_, row in zip(ids.tolist(), done.rows, strict=True):
             label = None if labels is None or labels[row] is None else str(labels[row])
-            self.items[id_] = Item(called[row], label, keys[row])
-            self._ids[called[row]] = id_
+            self.items[id_] = Item(names[row], label, keys[row])
+            self._ids[names[row]] = id_
         return ids.tolist()
 
     def remove(self, names: str | Path | Iterable[str | Path]) -> int:
@@ -176,7 +181,7 @@ class Retriever:
         Returns:
             Number of added or changed images, and of removed ones, which include those that became unreadable.
         """
-        paths, labels = _as_gallery(folder, None)
+        paths, labels = list_images(folder)
         classes = dict(zip(map(str, paths), labels or (), strict=True))
         gone = [name for name in self._ids if name not in classes]
         self.remove(gone)
@@ -246,13 +251,6 @@ class Retriever:
         match = None if self.threshold is None else similarity >= self.threshold.similarity
         return Hit(id_, item.name, item.label, similarity, match)
 
-    def thumbnail(self, id_: int) -> bytes:
-        """A small JPEG of a gallery image's file; b"" if unreadable."""
-        try:
-            return make_thumbnail(read_rgb(Path(self.items[id_].name)), _THUMBNAIL_PX)
-        except UsageError:
-            return b""
-
     def calibrate(self, false_accept_rate: float = 0.001) -> Threshold:
         """Choose the similarity of a match on the gallery's labelled images.
 
@@ -299,49 +297,32 @@ class Retriever:
         """
         folder = Path(folder)
         file = folder / INDEX_FILE
-        damaged = UsageError(f"{file} is damaged: build the index again.")
         if not file.is_file():
             raise UsageError(f"{folder} holds no index ({INDEX_FILE} is missing): make one from a gallery first.")
         own = self.embedder.fingerprint
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            if content["format"] != INDEX_FORMAT:
-                raise UsageError(
-                    f"{folder} has index format {content['format']}; this version reads {INDEX_FORMAT}: "
-                    "build the index again."
-                )
-            if content["model"] != own:
-                raise UsageError(
-                    f"{folder} was made by another model ({str(content['model'])[:8]}, this one is {own[:8]}): "
-                    "use that model, or build the index again."
-                )
+            version, model = content["format"], str(content["model"])
             items = {id_: Item(str(name), label, str(key)) for id_, name, label, key in content["images"]}
             ids = np.array(list(items), dtype=np.int64)
             threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
             kind, next_id = content["kind"], content["next_id"]
             if (np.diff(ids, append=next_id) <= 0).any():
-                raise damaged
-        except UsageError:
-            raise
+                raise ValueError("ids do not increase")
         except (KeyError, TypeError, ValueError) as error:
-            raise damaged from error
+            raise UsageError(f"{file} is damaged: build the index again.") from error
+        if version != INDEX_FORMAT:
+            raise UsageError(
+                f"{folder} has index format {version}; this version reads {INDEX_FORMAT}: build the index again."
+            )
+        if model != own:
+            raise UsageError(
+                f"{folder} was made by another model ({model[:8]}, this one is {own[:8]}): use that model, or build "
+                "the index again."
+            )
         self.kind = kind
         self._clear()
         self._index.load(folder, ids)
         self.items, self._ids = items, {item.name: id_ for id_, item in items.items()}
         self.threshold, self._next_id = threshold, next_id
         return self
-
-    def _name(self, image: ImageInput, row: int) -> str:
-        return str(image) if isinstance(image, (str, Path)) else f"image {self._next_id + row}"
-
-
-def _as_gallery(
-    images: str | Path | Sequence[ImageInput], labels: Sequence[str | None] | None
-) -> tuple[Sequence[ImageInput], Sequence[str | None] | None]:
-    if not isinstance(images, (str, Path)):
-        if len(images) == 0:
-            raise UsageError("the gallery is empty: give at least one image.")
-        return images, labels
-    paths, classes = list_images(images)
-    return paths, classes if labels is None else labels

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any, Self
 
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
@@ -13,28 +15,10 @@ from torch import nn
 
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.errors import UsageError, reason_of
+from proxy_anchor.utils import write_json
 
 FORMAT = 1
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
-_CARD = """---
-{{ card_data }}
----
-
-# {{ net.config.backbone }}, {{ net.config.embedding_dim }}-d
-
-An image embedding network: similar images get similar unit vectors (cosine similarity).
-
-```python
-from proxy_anchor import Retriever
-
-retriever = Retriever.from_pretrained("THIS_FOLDER").index("my_pictures")
-print(retriever.search("query.jpg", k=5))
-```
-
-The shorter side of an image is resized to {{ net.prepare.resize }} pixels (bilinear), then the central square of
-{{ net.prepare.crop }} pixels is taken. config.json holds the network, preprocessing and what is known of the training.
-"""
-Self = TypeVar("Self", bound="SharedNet")
 
 
 class SharedNet(
@@ -42,7 +26,7 @@ class SharedNet(
     library_name="proxy_anchor",
     pipeline_tag="image-feature-extraction",
     tags=["metric-learning", "image-retrieval"],
-    model_card_template=_CARD,
+    model_card_template=files("proxy_anchor.models").joinpath("model_card.md").read_text(encoding="utf-8"),
 ):
     """`save_pretrained(FOLDER)`, `from_pretrained(FOLDER or "user/name")` and `push_to_hub("user/name")`.
 
@@ -79,9 +63,24 @@ class SharedNet(
             digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())  # NumPy lacks bfloat16
         return digest.hexdigest()[:32]
 
+    def save_pretrained(self, save_directory: str | Path, *, repo_id: str | None = None, **options: Any) -> str | None:
+        """Write config.json, model.safetensors and README.md, over those of an earlier network.
+
+        An interruption leaves the earlier network, or a folder without config.json, which `from_pretrained` refuses.
+        options: see `huggingface_hub.ModelHubMixin.save_pretrained`.
+        """
+        folder = Path(save_directory).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".saving-", dir=folder) as aside:
+            address = super().save_pretrained(aside, repo_id=repo_id or folder.name, **options)
+            (folder / CONFIG_FILE).unlink(missing_ok=True)  # new with old files would be another network
+            for name in (WEIGHTS_FILE, CARD_FILE, CONFIG_FILE):
+                Path(aside, name).replace(folder / name)
+        return address
+
     def _save_pretrained(self, save_directory: Path) -> None:
         assert isinstance(self, nn.Module)
-        write_config(save_directory / CONFIG_FILE, self.describe())
+        write_json(save_directory / CONFIG_FILE, self.describe())
         write_tensors(save_directory / WEIGHTS_FILE, self)
         if self.card:
             (save_directory / CARD_FILE).write_text(self.card, encoding="utf-8")
@@ -91,7 +90,7 @@ class SharedNet(
         return super().generate_model_card(*args, net=self, **more)
 
     @classmethod
-    def from_pretrained(cls: type[Self], pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
         """The network of a folder, or of the hub, in evaluation mode on the CPU.
 
         All tensors must fit, and no code of the source is executed.
@@ -136,18 +135,10 @@ class SharedNet(
         return net.eval()
 
 
-def write_config(file: Path, content: dict[str, Any]) -> None:
-    """Write config.json."""
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
 def write_tensors(file: Path, module: nn.Module) -> None:
-    """Write all tensors of a module, readable as other new files are."""
-    from safetensors.torch import save_file
+    """Write all tensors of a module."""
+    from safetensors.torch import save
 
     # Copies: safetensors refuses tensors that share memory (as in CoaT), and channels-last ones.
     tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in module.state_dict().items()}
-    file.touch()
-    mode = file.stat().st_mode
-    save_file(tensors, file, metadata={"format": "pt"})
-    file.chmod(mode & 0o777)  # safetensors writes for the owner alone
+    file.write_bytes(save(tensors, metadata={"format": "pt"}))  # its own files are readable by the owner alone

@@ -7,7 +7,7 @@ with an error bar of one standard deviation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from matplotlib.ticker import MaxNLocator
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.reports.runs import (
     Run,
-    Spread,
     backbone_abbreviation,
     backbone_name,
     by_seed,
@@ -54,6 +53,10 @@ def _name(run: Run) -> str:
     return f"{run.data_name}, {method_name(config)}, {backbone_abbreviation(backbone_name(config))}"
 
 
+def _title(run: Run) -> str:
+    return f"{_name(run)}, {run.config['embedding_dim']}-d"
+
+
 def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
     """Recall@k against one setting: a line per group of otherwise equal runs.
 
@@ -65,27 +68,21 @@ def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
     Raises:
         UsageError: when no two runs differ in that setting alone.
     """
+    from pandas import DataFrame  # takes half a second to import, and train.py does not need it
+
     label, key, *following = VARIED[figure]
-    lines: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for run in runs:
-        line = lines.setdefault((identity(run, key, *following), _name(run)), {})
-        line.setdefault(settings(run.config)[key], []).append(run.recall(k))
-    drawn = [(name, dict(sorted(line.items()))) for (_, name), line in lines.items() if len(line) > 1]
+    rows = [(identity(run, key, *following), _name(run), settings(run.config)[key], run.recall(k)) for run in runs]
+    lines = DataFrame(rows, columns=["alike", "name", "value", "recall"]).groupby(["alike", "name"], sort=False)
+    spreads = [(name, line.groupby("value")["recall"].agg(["mean", "std", "count"])) for (_, name), line in lines]
+    drawn = [(name, spread) for name, spread in spreads if len(spread) > 1]
     if not drawn:
         raise UsageError(f"no two of these runs differ in {key} alone: there is nothing to draw.")
     made, axes = empty_figure()
-    for index, (name, line) in enumerate(drawn):
-        spreads = [spread for spread in map(Spread.of, line.values()) if spread is not None]
-        axes.errorbar(
-            list(line),
-            [each.mean for each in spreads],
-            [each.deviation or 0.0 for each in spreads],
-            color=COLOURS[index % len(COLOURS)],
-            marker=_MARKERS[index % len(_MARKERS)],
-            capsize=3,
-            label=f"{name} (n = {'-'.join(map(str, sorted({each.n for each in spreads})))})",
-        )
-    ticks = sorted({value for _, line in drawn for value in line})
+    for (name, spread), colour, marker in zip(drawn, cycle(COLOURS), cycle(_MARKERS), strict=False):
+        legend = f"{name} (n = {'-'.join(map(str, sorted(set(spread['count']))))})"
+        error = spread["std"].fillna(0)
+        axes.errorbar(spread.index, spread["mean"], error, color=colour, marker=marker, capsize=3, label=legend)
+    ticks = sorted({value for _, spread in drawn for value in spread.index})
     if key == "embedding_dim":
         axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
@@ -104,20 +101,17 @@ def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
     Raises:
         UsageError: for fewer than two alphas or two deltas.
     """
-    from pandas import DataFrame  # takes half a second to import, and train.py does not need it
+    from pandas import DataFrame
 
+    keys = "loss.alpha", "loss.delta"
     rows = [
-        {
-            "group": identity(run, "loss.alpha", "loss.delta"),
-            "alpha": float(run.config["loss"]["alpha"]),
-            "delta": float(run.config["loss"]["delta"]),
-            "recall": run.recall(k),
-            "name": f"{_name(run)}, {run.config['embedding_dim']}-d",
-        }
+        (identity(run, *keys), *(float(settings(run.config)[key]) for key in keys), run.recall(k), run)
         for run in runs
         if method_name(run.config) == "Proxy-Anchor"
     ]
-    groups = [group for _, group in DataFrame(rows).groupby("group")] if rows else []
+    groups = [
+        group for _, group in DataFrame(rows, columns=["group", "alpha", "delta", "recall", "run"]).groupby("group")
+    ]
     largest = max(groups, key=lambda group: len(group[["alpha", "delta"]].drop_duplicates()), default=None)
     if largest is None or min(largest["alpha"].nunique(), largest["delta"].nunique()) < 2:
         raise UsageError("a map over alpha and delta needs Proxy-Anchor runs with at least two values of each.")
@@ -132,7 +126,7 @@ def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
             axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour)
     axes.set_xticks(range(len(grid.columns)), [f"{each:g}" for each in grid.columns])
     axes.set_yticks(range(len(grid.index)), [f"{each:g}" for each in grid.index])
-    axes.set(xlabel="alpha", ylabel="delta", title=largest["name"].iloc[0])
+    axes.set(xlabel="alpha", ylabel="delta", title=_title(largest["run"].iloc[0]))
     figure.colorbar(image, label=f"Recall@{k} (%)")
     return figure
 
@@ -144,6 +138,14 @@ def empty_figure(width: float = 6.4, height: float = 4.2) -> tuple[Figure, Any]:
     return figure, figure.subplots()
 
 
+def _line_figure(xlabel: str, ylabel: str, width: float, height: float) -> tuple[Figure, Any]:
+    figure, axes = empty_figure(width, height)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
 def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
     """{name: results} of runs that differ only in the seed, as `recall_curves` takes them.
 
@@ -151,7 +153,7 @@ def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
     """
     alike: dict[str, list[list[Run]]] = {}
     for group in by_seed(runs):
-        alike.setdefault(f"{_name(group[0])}, {group[0].config['embedding_dim']}-d", []).append(group)
+        alike.setdefault(_title(group[0]), []).append(group)
     return {
         ", ".join([name, *different]): [run.result for run in group]
         for name, groups in alike.items()
@@ -192,7 +194,7 @@ def recall_curves(results: Mapping[str, Sequence[Mapping[str, Any]]], *, against
     Epochs that not all runs of a name have are left out.
     """
     check_choice("against", against, _LABELS)
-    figure, axes = empty_figure(7.0, 4.2 + 0.2 * len(results))
+    figure, axes = _line_figure(_LABELS[against], f"Recall@{k} (%)", 7.0, 4.2 + 0.2 * len(results))
     for index, (name, runs) in enumerate(results.items()):
         length = min(len(run["history"]) for run in runs)
         histories = [run["history"][:length] for run in runs]
@@ -208,9 +210,6 @@ def recall_curves(results: Mapping[str, Sequence[Mapping[str, Any]]], *, against
         if len(runs) > 1:
             spread = recall.std(0, ddof=1)
             axes.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
-    axes.set(xlabel=_LABELS[against], ylabel=f"Recall@{k} (%)")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
     # Below the axes: long names would cover the lines.
     figure.legend(loc="outside lower left", frameon=False, fontsize="x-small")
     return figure
@@ -229,13 +228,10 @@ def run_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
         f"Recall@{k} (%)": {"searched classes": shares("recall"), "held-out classes": shares("validation")},
         "training loss": {"": loss},
     }.items():
-        made[label], axes = empty_figure(5.0, 3.2)
+        made[label], axes = _line_figure("epoch", label, 5.0, 3.2)
         known = {name: line for name, line in lines.items() if line}
         for (name, line), colour, style in zip(known.items(), COLOURS, _STYLES, strict=False):
             axes.plot(list(line), list(line.values()), style, color=colour, marker=".", label=name)
-        axes.set(xlabel="epoch", ylabel=label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
         if len(known) > 1:
             axes.legend(frameon=False)
     return made

@@ -61,34 +61,24 @@ def nearest_images(
 
 
 def retrieval_gallery(
-    splits: Splits,
-    embeddings: Sequence[Tensor],
-    *,
-    num_queries: int = 8,
-    k: int = 6,
-    seed: int = 0,
-    queries: Sequence[int] | None = None,
+    splits: Splits, embeddings: Sequence[Tensor], queries: Sequence[int], *, k: int = 6
 ) -> Image.Image:
     """Queries (left column) with their K nearest neighbours, hits framed green and misses red.
 
     Args:
         splits: images and labels.
         embeddings: [(Q, D)] or [(Q, D), (N, D)], rows in the order of splits.query and splits.gallery.
-        num_queries: how many queries to choose at random, of different classes where there are enough.
+        queries: rows of splits.query.
         k: neighbours per query.
-        seed: of the random choice.
-        queries: rows of splits.query instead of a random choice.
     """
     query, gallery = splits.query, splits.gallery or splits.query
-    chosen = choose_queries(query.labels, num_queries, seed) if queries is None else list(queries)
-    k = min(k, len(gallery) - (splits.gallery is None))
-    width = (k + 1) * (_TILE + _GAP) + 2 * _GAP
+    found = nearest_images(splits, embeddings, queries, k)
+    width = (len(found[0]) + 1) * (_TILE + _GAP) + 2 * _GAP
     row_height = _TILE + _TEXT + _GAP
-    page = Image.new("RGB", (width, len(chosen) * row_height + _GAP), "white")
+    page = Image.new("RGB", (width, len(queries) * row_height + _GAP), "white")
     draw = ImageDraw.Draw(page)
     font = ImageFont.load_default(10)
-    for row, neighbours in enumerate(nearest_images(splits, embeddings, chosen, k)):
-        index = chosen[row]
+    for row, (index, neighbours) in enumerate(zip(queries, found, strict=True)):
         top = _GAP + row * row_height
         page.paste(_tile(query.paths[index], "black"), (_GAP, top))
         name = query.classes[query.labels[index]].partition("\n")[0][:_LETTERS]
@@ -101,13 +91,11 @@ def retrieval_gallery(
     return page
 
 
-def choose_queries(labels: np.ndarray, num_queries: int, seed: int) -> list[int]:
+def choose_queries(labels: np.ndarray, num_queries: int, seed: int = 0) -> list[int]:
     """Random rows, one of each class before a second of any."""
     order = np.random.default_rng(seed).permutation(len(labels))
-    _, first = np.unique(labels[order], return_index=True)
-    one_per_class = order[np.sort(first)]
-    rest = order[~np.isin(order, one_per_class)]
-    return [int(index) for index in np.concatenate([one_per_class, rest])[:num_queries]]
+    first = np.sort(np.unique(labels[order], return_index=True)[1])
+    return np.concatenate([order[first], np.delete(order, first)])[:num_queries].tolist()
 
 
 def _tile(path: Path, colour: str) -> Image.Image:
@@ -170,7 +158,7 @@ def select_queries(
         UsageError: for a path that is not a searched image.
     """
     if choose == "random":
-        return choose_queries(splits.query.labels, count, seed=0)
+        return choose_queries(splits.query.labels, count)
     if choose == "worst":
         return worst_queries(splits, embeddings)[:count]
     paths = [choose] if isinstance(choose, str) else choose

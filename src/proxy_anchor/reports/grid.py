@@ -18,27 +18,19 @@ MAX_SIDE_PX = 16384
 
 
 def snap_to_grid(places: np.ndarray) -> np.ndarray:
-    """Assign (N, 2) places to different cells of the smallest square grid.
+    """Assign (N, 2) places in [0, 1] to different cells of the smallest square grid.
 
     The sum of squared distances is minimal (SciPy's linear_sum_assignment).
 
     Returns:
         (N, 2) int64: column, and row from the bottom.
-
-    Raises:
-        UsageError: for another shape, no place, more than MAX_IMAGES, NaN or infinity.
     """
     from scipy.optimize import linear_sum_assignment
 
-    places = np.asarray(places, dtype=np.float64)
-    if places.ndim != 2 or places.shape[1] != 2 or not np.isfinite(places).all() or not 0 < len(places) <= MAX_IMAGES:
-        raise UsageError(f"places of shape {places.shape}: expected finite (N, 2) with N from 1 to {MAX_IMAGES}.")
     side = ceil(sqrt(len(places)))
     columns, rows = np.meshgrid(np.arange(side), np.arange(side))
     free = np.stack([columns.ravel(), rows.ravel()], axis=1)
-    low, size = places.min(0), np.ptp(places, axis=0)
-    scaled = np.where(size > 0, (places - low) / np.where(size > 0, size, 1), 0.5)
-    _, taken = linear_sum_assignment(((scaled[:, None] - (free + 0.5) / side) ** 2).sum(-1))
+    _, taken = linear_sum_assignment(((places[:, None] - (free + 0.5) / side) ** 2).sum(-1))
     return free[taken]
 
 

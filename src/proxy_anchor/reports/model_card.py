@@ -9,9 +9,8 @@ from typing import Any
 import timm
 
 from proxy_anchor.data.augment import described_colors
-from proxy_anchor.reports.pages import templates
+from proxy_anchor.reports.pages import render
 from proxy_anchor.reports.tables import markdown_table
-from proxy_anchor.utils import write_text
 
 # The publishers' terms, summarised; the terms at the source are binding.
 _DATA_TERMS = {
@@ -24,39 +23,30 @@ _DATA_TERMS = {
 }
 
 
-def write_model_card(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> None:
-    """Write README.md with front matter for the Hugging Face hub.
+def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> str:
+    """The card as Markdown, with front matter for the Hugging Face hub.
 
     Args:
-        folder: the run folder.
         config: of the run, plain types.
         result: see `make_result`.
         data: description of images and classes.
     """
-    write_text(folder / "README.md", model_card(config, result, data))
-
-
-def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) -> str:
-    """The card's Markdown; arguments as of `write_model_card`."""
     rows = []
     for name in ("untrained", "selected", "best", "last"):
         if row := result.get(name):
             rows.append({" ": name, "epoch": row["epoch"]} | {f"Recall@{k}": 100 * v for k, v in row["recall"].items()})
-    return (
-        templates()
-        .get_template("model_card.md")
-        .render(
-            config=config,
-            backbone={"drop_path": 0, **config["backbone"]},
-            images=config["dataset"]["images"],
-            loss=config["loss"]["_target_"].rpartition(".")[2],
-            colors=described_colors(config["dataset"]["images"]),
-            data=data.removeprefix("data: ").replace("\n", "  \n"),
-            result={"warnings": [], **result},
-            table=markdown_table(rows),
-            terms=_DATA_TERMS.get(config["dataset"]["name"], "see the data set"),
-            weights=_weights_terms(config["backbone"]),
-        )
+    return render(
+        "model_card.md",
+        config=config,
+        backbone={"drop_path": 0, **config["backbone"]},
+        images=config["dataset"]["images"],
+        loss=config["loss"]["_target_"].rpartition(".")[2],
+        colors=described_colors(config["dataset"]["images"]),
+        data=data.removeprefix("data: ").replace("\n", "  \n"),
+        result={"warnings": [], **result},
+        table=markdown_table(rows),
+        terms=_DATA_TERMS.get(config["dataset"]["name"], "see the data set"),
+        weights=_weights_terms(config["backbone"]),
     )
 
 

@@ -15,21 +15,26 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from torch import Tensor
 
 from proxy_anchor.data.bad_images import NEAR, Entry, Finding
-from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input, read_rgb
+from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input
 from proxy_anchor.data.table import Splits
+from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.hits import Hit, vote
 from proxy_anchor.inference.retriever import Retriever
 from proxy_anchor.reports.figures import run_curves
-from proxy_anchor.reports.gallery import choose_queries, nearest_images
+from proxy_anchor.reports.gallery import nearest_images
 from proxy_anchor.utils import write_text
 
 PAGE_FILE = "index.html"
 _TILE_PX = 112
 
 
+def render(template: str, **values: Any) -> str:
+    """A file of reports/templates with these values; HTML is escaped, a missing name is an error."""
+    return _templates().get_template(template).render(**values)
+
+
 @cache
-def templates() -> Environment:
-    """The templates of reports/templates; HTML is escaped, a missing name is an error."""
+def _templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("proxy_anchor.reports"),
         autoescape=select_autoescape(["html"]),
@@ -54,6 +59,7 @@ def write_run_page(
     data: str,
     splits: Splits,
     embeddings: Sequence[Tensor],
+    queries: Sequence[int],
 ) -> None:
     """Write index.html: results, curves, classes, gallery, environment, config.
 
@@ -64,18 +70,19 @@ def write_run_page(
         data: description of images and classes.
         splits: images and labels.
         embeddings: of the selected epoch, see `retrieval_gallery`.
+        queries: rows of splits.query, for the gallery.
     """
     run = config["run"]
     searched = {f"searched ({name})": query.classes for name, (query, _) in splits.evaluated.items()}
-    page = templates().get_template("run.html")
-    text = page.render(
+    text = render(
+        "run.html",
         run=run,
         name=f"{splits.name}, {config['backbone']['name']}, {config['embedding_dim']}-d",
         data=data,
         result={"warnings": [], **result},
         curves=[inline_svg(figure, name) for name, figure in run_curves(result["history"]).items()],
         classes={"trained": splits.train.classes, **searched},
-        queries=_rows(splits, {run: embeddings}, choose_queries(splits.query.labels, 8, seed=0), 6),
+        queries=_rows(splits, {run: embeddings}, queries, 6),
         config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
     )
     write_text(folder / PAGE_FILE, text)
@@ -100,8 +107,7 @@ def write_retrieval_page(
     models: {name: embeddings}, see `retrieval_gallery`. queries: rows of splits.query.
     """
     rows = _rows(splits, models, queries, k)
-    page = templates().get_template("retrieval.html")
-    write_text(file, page.render(name=splits.name, models=list(models), queries=rows))
+    write_text(file, render("retrieval.html", name=splits.name, models=list(models), queries=rows))
 
 
 def _rows(
@@ -113,22 +119,26 @@ def _rows(
     rows: list[dict[str, Any]] = []
     for number, index in enumerate(queries):
         name, path = query.classes[query.labels[index]], query.paths[index]
-        row: dict[str, Any] = {"text": f"{name} {path.name}", "query": _tile(path, "query", "query", name), "found": {}}
-        first = []
+        row = {"text": f"{name} {path.name}", "query": _tile(path, "query", "query", name, path.name)}
+        tiles: dict[str, list[dict[str, Any]]] = {model: [] for model in found}
         for model, neighbours in found.items():
-            tiles = []
             for each in neighbours[number]:
                 state = "hit" if each.is_hit else "miss"  # a word in addition to the colour
-                label = gallery.classes[gallery.labels[each.index]]
-                tiles.append(_tile(gallery.paths[each.index], state, f"{state} {each.similarity:.3f}", label))
-            row["found"][model] = tiles
-            first.append(tiles[0]["state"] if tiles else "miss")
-        rows.append(row | {"first": " ".join(first)})
+                lines = f"{state} {each.similarity:.3f}", gallery.classes[gallery.labels[each.index]]
+                path = gallery.paths[each.index]
+                tiles[model].append(_tile(path, state, *lines, path.name))
+        first = [each[0]["state"] if each else "miss" for each in tiles.values()]
+        rows.append(row | {"found": tiles, "first": " ".join(first)})
     return rows
 
 
-def _tile(path: Path, state: str, *lines: str) -> dict[str, Any]:
-    return {"jpeg": make_thumbnail(read_rgb(path), _TILE_PX), "state": state, "lines": [*lines, path.name]}
+def _tile(image: ImageInput, state: str, *lines: str | None) -> dict[str, Any]:
+    """Picture, frame and caption; without the picture where it cannot be read (any more)."""
+    try:
+        jpeg = make_thumbnail(open_input(image), _TILE_PX, _TILE_PX)
+    except UsageError:
+        jpeg = b""
+    return {"jpeg": jpeg, "state": state, "lines": list(lines)}
 
 
 def write_search_page(
@@ -143,15 +153,13 @@ def write_search_page(
     for query, name, hits in zip(queries, names, results, strict=True):
         label, share = vote(hits)
         verdict = "" if label is None else f"class by vote: {label} ({100 * share:.0f} %)"
-        jpeg = make_thumbnail(open_input(query), _TILE_PX)
-        tiles = [{"jpeg": jpeg, "state": "query", "lines": ["query", name, verdict]}]
+        tiles = [_tile(query, "query", "query", name, verdict)]
         for hit in hits:
-            word = "match " if hit.is_match else ""  # a word in addition to the colour
-            lines = [f"{word}{hit.similarity:.3f}", hit.label, hit.name]
-            tiles.append({"jpeg": retriever.thumbnail(hit.id), "state": "hit" if hit.is_match else "", "lines": lines})
+            state, word = ("hit", "match ") if hit.is_match else ("", "")  # a word in addition to the colour
+            tiles.append(_tile(hit.name, state, f"{word}{hit.similarity:.3f}", hit.label, hit.name))
         rows.append(tiles)
     threshold = retriever.threshold and retriever.threshold.describe()
-    write_text(file, templates().get_template("search.html").render(threshold=threshold, queries=rows))
+    write_text(file, render("search.html", threshold=threshold, queries=rows))
 
 
 def write_findings_page(file: Path, findings: Sequence[tuple[Finding, Sequence[Entry]]], limit: int = 200) -> None:
@@ -162,8 +170,8 @@ def write_findings_page(file: Path, findings: Sequence[tuple[Finding, Sequence[E
         chosen = [each for each in findings if each[0].kind == kind]
         for finding, images in chosen[:limit]:
             verdict = finding.detail.rpartition("), ")[2]  # without the other image, which is shown
-            tiles = [_tile(path, "", f"{table}: {name}") for path, table, name in images]
+            tiles = [_tile(path, "", f"{table}: {name}", path.name) for path, table, name in images]
             tiles[0]["lines"].insert(0, verdict)
             rows.append(tiles)
         groups.append((kind, meaning, len(chosen), rows))
-    write_text(file, templates().get_template("findings.html").render(groups=groups))
+    write_text(file, render("findings.html", groups=groups))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,6 @@ from proxy_anchor.reports.runs import (
 from proxy_anchor.reports.tables import format_table, markdown_table
 from proxy_anchor.utils import write_text
 
-MAIN_TABLES = {
-    "cub": "tab:eval_cub_cars",
-    "cars": "tab:eval_cub_cars",
-    "sop": "tab:eval_sop",
-    "inshop": "tab:eval_inshop",
-}
-
 
 def paper_results() -> list[Any]:
     """The rows of paper_results.csv as named tuples, in the paper's order.
@@ -57,12 +50,10 @@ class Contract:
     """Settings of a row, from conf/experiment.
 
     Attributes:
-        experiment: name of the file.
         tables: labels in the paper.
         config: as a run's, plain types.
     """
 
-    experiment: str
     tables: tuple[str, ...]
     config: Mapping[str, Any]
 
@@ -83,8 +74,8 @@ class Row:
     backbone: str | None
     crop: int | None
     batch_size: int | None
-    paper: Mapping[int, float]
-    ours: Mapping[int, Spread]
+    paper: Mapping[int, float] = field(default_factory=dict)
+    ours: Mapping[int, Spread] = field(default_factory=dict)
     last: Spread | None = None
     mark: str = ""
     data: str = ""
@@ -113,12 +104,13 @@ def paper_tables(runs: Sequence[Run], contracts: Sequence[Contract] = ()) -> lis
     tables = []
     for dataset in dict.fromkeys(run.dataset for run in runs):
         groups = by_seed([run for run in runs if run.dataset == dataset])
-        main = MAIN_TABLES.get(dataset, dataset)
+        printed = _printed(dataset)
+        main = next(iter(printed), dataset)
         placed: set[int] = set()
         made: dict[str, list[Row]] = {main: []}
-        for label, printed in _printed(dataset).items():
+        for label, paper_rows in printed.items():
             rows = []
-            for row in printed:
+            for row in paper_rows:
                 own = [index for index, group in enumerate(groups) if _is_row(group[0].config, row)]
                 rows += [_with_ours(row, groups[index], contracts, label, dataset) for index in own] or [row]
                 placed |= set(own)
@@ -130,7 +122,7 @@ def paper_tables(runs: Sequence[Run], contracts: Sequence[Contract] = ()) -> lis
 
 
 def _printed(dataset: str) -> dict[str, list[Row]]:
-    """{table: the paper's rows of this data set}."""
+    """{table: the paper's rows of this data set}, the main table first."""
     recalls: dict[tuple[Any, ...], dict[int, float]] = {}
     for each in paper_results():
         if each.dataset == dataset:
@@ -138,20 +130,21 @@ def _printed(dataset: str) -> dict[str, list[Row]]:
             recalls.setdefault(key, {})[each.k] = each.value
     tables: dict[str, list[Row]] = {}
     for (table, *looks), recall in recalls.items():
-        method, dimension, backbone, crop, batch_size = looks
-        tables.setdefault(table, []).append(Row(method, dimension, backbone, crop, batch_size, recall, {}))
+        tables.setdefault(table, []).append(replace(Row(*looks), paper=recall))
     return tables
 
 
+def _looks(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The first fields of a run's row."""
+    crop, batch_size = config["dataset"]["images"]["crop"], config["data"]["batch_size"]
+    return method_name(config), config["embedding_dim"], backbone_name(config), crop, batch_size
+
+
 def _is_row(config: Mapping[str, Any], row: Row) -> bool:
+    *looks, batch_size = _looks(config)
     # Defaults are those of the paper's text: BN-Inception, 512 dimensions, 224 pixels.
-    return (
-        method_name(config) == row.method
-        and config["embedding_dim"] == (row.dimension or 512)
-        and backbone_name(config) == (row.backbone or "bninception")
-        and config["dataset"]["images"]["crop"] == (row.crop or 224)
-        and row.batch_size in (None, config["data"]["batch_size"])
-    )
+    printed = [row.method, row.dimension or 512, row.backbone or "bninception", row.crop or 224]
+    return looks == printed and row.batch_size in (None, batch_size)
 
 
 def _with_ours(row: Row, group: Sequence[Run], contracts: Sequence[Contract], label: str, dataset: str) -> Row:
@@ -165,13 +158,10 @@ def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
     """Rows that the paper does not have; footnotes tell apart those that look alike."""
     alike: dict[tuple[Any, ...], list[Sequence[Run]]] = {}
     for group in groups:
-        config = group[0].config
-        images, batch_size = config["dataset"]["images"], config["data"]["batch_size"]
-        looks = (method_name(config), config["embedding_dim"], backbone_name(config), images["crop"], batch_size)
-        alike.setdefault((*looks, group[0].data_name), []).append(group)
+        alike.setdefault((*_looks(group[0].config), group[0].data_name), []).append(group)
     rows = []
-    for (method, dimension, backbone, crop, batch_size, data), same in alike.items():
-        empty = Row(method, dimension, backbone, crop, batch_size, {}, {})
+    for (*looks, data), same in alike.items():
+        empty = Row(*looks)
         for group, different in zip(same, told_apart([each[0].config for each in same]), strict=True):
             config = group[0].config
             marks = ["the paper has no such row"] if is_benchmark(config) else []

@@ -21,14 +21,15 @@ from torch import Tensor
 from proxy_anchor.data.bad_images import BAD_IMAGES_FILE
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.gallery import retrieval_gallery
-from proxy_anchor.reports.model_card import write_model_card
+from proxy_anchor.reports.figures import recall_curves
+from proxy_anchor.reports.gallery import choose_queries, retrieval_gallery
+from proxy_anchor.reports.model_card import model_card
 from proxy_anchor.reports.pages import write_run_page
+from proxy_anchor.reports.tables import write_table
 from proxy_anchor.training.callbacks.memory import PeakMemory, peak_memory
 from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
-from proxy_anchor.utils import RESULT_FILE, write_json
+from proxy_anchor.utils import RESULT_FILE, write_json, write_text
 
-_LARGE = 100e6  # bytes of a checkpoint
 _SELECTED_ON = {
     "test": "the test classes, as in the paper",
     "validation": "held-out training classes",
@@ -170,9 +171,6 @@ def summary(result: dict[str, Any], folder: Path) -> str:
     )
     lines.append(f"  run folder: {folder} (open its index.html)")
     lines.append(f"  search with it: python src/search.py checkpoint={folder}/best.ckpt gallery=DIR query=IMAGE")
-    last = folder / "last.ckpt"
-    if last.is_file() and last.stat().st_size > _LARGE:
-        lines.append("  last.ckpt holds the optimizer's state and is needed only to continue: without it less is kept")
     return "\n".join(lines)
 
 
@@ -204,13 +202,21 @@ def fold_summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def format_folds(combined: dict[str, Any]) -> str:
-    """The selected and the last epoch of `fold_summary`, in percent."""
+def write_folds(folder: Path, combined: dict[str, Any]) -> str:
+    """Write result.json, table, curve and page of `fold_summary`; returns its means in percent for a terminal."""
+    folds, epoch = combined["folds"], combined["selected"]["epoch"]
+    rows = []
+    for number, fold in enumerate(folds):
+        recall = next(each["recall"] for each in fold["history"] if each["epoch"] == epoch)
+        rows.append({"fold": f"fold{number}"} | {f"R@{k}": 100 * value for k, value in recall.items()})
+    curve = recall_curves({"mean of the folds": folds}, k=int(next(iter(recall))))
     lines = []
     for name in ("selected", "last"):
         values = zip(combined[name]["recall"].items(), combined[name]["deviation"].values(), strict=True)
         numbers = "  ".join(f"@{k} {100 * mean:.1f} ± {100 * sd:.1f}" for (k, mean), sd in values)
         lines.append(f"mean over folds, {name} epoch {combined[name]['epoch']}: {numbers}")
+    lines.append(write_table(folder, "folds", rows, {"recall_by_epoch": curve}, "\n\n".join(lines)))
+    write_json(folder / RESULT_FILE, combined)
     return "\n".join(lines)
 
 
@@ -226,8 +232,9 @@ def finish_run(
         data: of the run.
         embeddings: (N, D) of the selected epoch, [query] or [query, gallery].
     """
-    retrieval_gallery(data.splits, embeddings).save(folder / "gallery.png")
-    write_model_card(folder, config, result, data.describe())
-    write_run_page(folder, config, result, data.describe(), data.splits, embeddings)
+    queries = choose_queries(data.splits.query.labels, 8)
+    retrieval_gallery(data.splits, embeddings, queries).save(folder / "gallery.png")
+    write_text(folder / "README.md", model_card(config, result, data.describe()))
+    write_run_page(folder, config, result, data.describe(), data.splits, embeddings, queries)
     write_json(folder / RESULT_FILE, result)  # last: it marks the run as finished
     print(summary(result, folder), flush=True)

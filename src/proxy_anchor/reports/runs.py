@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,11 +11,9 @@ from typing import Any
 import yaml
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.former_keys import rename_former_keys
 from proxy_anchor.utils import RESULT_FILE, read_result
 
 CONFIG_FILE = "config.yaml"
-BENCHMARKS = ("cub", "cars", "sop", "inshop")  # every copy has the same images: the loader counts them
 
 # As the paper's tables print them; any other loss goes by its own name.
 _METHODS = {
@@ -72,18 +68,6 @@ _UNIMPORTANT = (
     "trainer.deterministic",
     "deterministic",
 )
-
-# Later settings with the value that they had before they existed: a config without them equals one with these values.
-BEFORE = {
-    "dataset.images.brightness": 0.0,
-    "dataset.images.contrast": 0.0,
-    "dataset.images.saturation": 0.0,
-    "dataset.images.hue": 0.0,
-    "dataset.images.grayscale": 0.0,
-    "backbone.drop_path": 0.0,
-    "optimizer.layer_decay": None,
-    "float32_precision": "tf32",
-}
 
 
 @dataclass(frozen=True)
@@ -199,6 +183,7 @@ def _read_run(folder: Path, searched_in: Path) -> Run:
         _ = [(row["epoch"], row["recall"], row["train_seconds"]) for row in result["history"]]
         _ = config["dataset"]["name"], config["backbone"]["name"], config["loss"]["_target_"], config["embedding_dim"]
         _ = config["data"]["batch_size"], config["dataset"]["images"]["crop"]
+        data = config["dataset"]["name"] if is_whole_benchmark(config) else repr(sorted(result["data"].items()))
     except (ValueError, LookupError, TypeError, yaml.YAMLError) as error:
         raise UsageError(f"{RESULT_FILE} or {CONFIG_FILE} is damaged ({type(error).__name__})") from error
     if searched != "test":
@@ -207,32 +192,19 @@ def _read_run(folder: Path, searched_in: Path) -> Run:
     dataset = config["dataset"]
     place = dataset.get("csv") or dataset.get("root")
     data_name = Path(place).name if dataset["name"] == "folder" and place else str(dataset["name"])
-    return Run(folder, config, result, name, _data(folder, config, result), data_name)
+    return Run(folder, config, result, name, data, data_name)
 
 
 def is_benchmark(config: Mapping[str, Any]) -> bool:
     """Whether the data are a named benchmark, read by its own loader."""
     dataset = config["dataset"]
     loader = str(dataset.get("load", {}).get("_target_", ""))
-    # Older records have no folder "benchmarks" in the loader's name.
-    return dataset["name"] in BENCHMARKS and bool(
-        re.match(rf"proxy_anchor\.data\.(benchmarks\.)?{dataset['name']}\.", loader)
-    )
+    return loader.startswith(f"proxy_anchor.data.benchmarks.{dataset['name']}.")
 
 
 def is_whole_benchmark(config: Mapping[str, Any]) -> bool:
     """Whether the data set's name determines its images: the loader has counted them."""
     return is_benchmark(config) and not config["dataset"].get("allow_partial")
-
-
-def _data(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    if is_whole_benchmark(config):
-        return str(config["dataset"]["name"])
-    if found := result.get("data"):
-        return repr(sorted(found.items()))
-    if is_benchmark(config):  # a record from before result.json held "data": the number of images tells which part
-        return f"{result.get('num_train_images')} + {result.get('num_eval_images')} of {config['dataset']['name']}"
-    return f"unknown, of {folder}"  # equal to no other run's
 
 
 def method_name(config: Mapping[str, Any]) -> str:
@@ -253,14 +225,11 @@ def backbone_abbreviation(name: str | None) -> str:
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """{dotted key: value} of the settings that change what a result means."""
-    renamed = deepcopy(dict(config))
-    rename_former_keys(renamed)
-    found = BEFORE | {
-        key: value
-        for key, value in _flat(renamed)
+    return {
+        key: _one_form(value)
+        for key, value in flat(config)
         if not any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
     }
-    return {key: _one_form(value) for key, value in found.items()}
 
 
 def identity(run: Run, *left_out: str) -> str:
@@ -275,10 +244,11 @@ def _one_form(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _flat(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+def flat(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of a plain nested dictionary."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{place}{name}.")
+            yield from flat(value, f"{place}{name}.")
         else:
             yield f"{place}{name}", value
 

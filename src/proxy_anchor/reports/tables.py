@@ -51,14 +51,11 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
 
 def _lines(rows: Sequence[Mapping[str, Any]], decimals: int) -> list[list[str]]:
     header = list(dict.fromkeys(key for row in rows for key in row))
-    return [header, *([cell(row.get(key), decimals) for key in header] for row in rows)]
 
+    def cell(value: Any) -> str:
+        return f"{value:.{decimals}f}" if isinstance(value, float) else "-" if value is None else str(value)
 
-def cell(value: Any, decimals: int = 1) -> str:
-    """'-' for None, a float with `decimals` places, any other value as it prints."""
-    if value is None:
-        return "-"
-    return f"{value:.{decimals}f}" if isinstance(value, float) else str(value)
+    return [header, *([cell(row.get(key)) for key in header] for row in rows)]
 
 
 def reached(result: Result, level: float, k: str) -> tuple[int, float] | None:
@@ -118,7 +115,7 @@ def write_table(
     from pandas import json_normalize
 
     from proxy_anchor.reports.figures import save_figure
-    from proxy_anchor.reports.pages import PAGE_FILE, inline_svg, templates
+    from proxy_anchor.reports.pages import PAGE_FILE, inline_svg, render
 
     write_text(folder / f"{name}.md", f"{markdown_table(rows)}\n\n{note}".rstrip() + "\n")
     # Mean, deviation and number of runs are columns of their own.
@@ -131,8 +128,8 @@ def write_table(
         (each.relative_to(folder).as_posix() for each in folder.glob(f"*/**/{PAGE_FILE}")), key=lambda x: (len(x), x)
     )
     pages = {first: link for first, *_ in lines[1:] if (link := f"{first}/{PAGE_FILE}") in links}
-    page = templates().get_template("table.html")
-    text = page.render(
+    text = render(
+        "table.html",
         kind=name,
         name=folder.name,
         lines=lines,
@@ -196,7 +193,6 @@ def _require_same_data(runs: Sequence[Result]) -> None:
     found = {
         (repr(sorted(each for each in run["data"].items() if each[0] != "train")), run["num_train_images"])
         for run in runs
-        if "data" in run  # records from before result.json held it
     }
     if len(found) > 1:
         raise UsageError(

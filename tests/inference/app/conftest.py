@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,21 +16,20 @@ pytest.importorskip("starlette", reason="starlette is not installed (pip install
 @pytest.fixture
 def serving() -> Callable:
     """serving(app) is a context: the application on a free port of this machine, in a thread; its address."""
-    return _serving
 
+    @contextmanager
+    def served(app) -> Iterator[str]:
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
+        socket = config.bind_socket()
+        socket.listen()  # a request that comes before the server is ready waits
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(timeout=10)
 
-@contextmanager
-def _serving(app) -> Iterator[str]:
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
-    socket = config.bind_socket()
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{socket.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(timeout=10)
+    return served
 
 
 @pytest.fixture

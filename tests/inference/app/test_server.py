@@ -5,16 +5,11 @@ from __future__ import annotations
 import http.client
 import io
 import json
-import struct
-import time
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
-from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -23,7 +18,6 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.app import pictures
 from proxy_anchor.inference.app import server as module
 from proxy_anchor.inference.app.server import make_app
-from proxy_anchor.inference.retriever import Item
 
 
 @pytest.fixture
@@ -32,37 +26,25 @@ def address(retrievers: dict[str, Retriever], serving: Callable) -> Iterator[str
         yield found
 
 
-@contextmanager
-def connection(address: str) -> Iterator[http.client.HTTPConnection]:
-    made = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
-    yield made
-    made.close()
-
-
-def ask(
-    address: str, path: str, body: bytes | None = None, **headers: str
-) -> tuple[int, http.client.HTTPMessage, bytes]:
+def ask(address: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Message, bytes]:
     """(status, headers, content); the path goes out as it is, without the clean-up that a browser does."""
-    with connection(address) as made:
-        made.request(
-            "GET" if body is None else "POST", path, body, headers={k.replace("_", "-"): v for k, v in headers.items()}
-        )
-        answer = made.getresponse()
-        return answer.status, answer.headers, answer.read()
+    made = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    made.request("GET" if body is None else "POST", path, body, sent)
+    answer = made.getresponse()
+    found = answer.status, answer.headers, answer.read()
+    made.close()
+    return found
 
 
 def test_upload_is_searched_with_every_model(address: str, tmp_path: Path) -> None:
     content = (tmp_path / "images" / "dog" / "2.png").read_bytes()
     status, headers, body = ask(address, "/api/search?k=4", content, Content_Type="image/png")
-    assert status == 200
-    assert headers["content-security-policy"].startswith("default-src 'self'")
-    first, second = [result["hits"] for result in json.loads(body)["results"]]
-    for hits in (first, second):
-        assert len(hits) == 4
-        assert hits[0]["name"] == "2.png"
-        assert hits[0]["path"].endswith("dog/2.png")
-        assert (hits[0]["label"], hits[0]["ratio"]) == ("dog", 1.0)
-    assert [hit["similarity"] for hit in first] != [hit["similarity"] for hit in second]
+    assert (status, headers["content-security-policy"][:18]) == (200, "default-src 'self'")
+    for result in json.loads(body)["results"]:
+        first, *others = result["hits"]
+        assert (first["name"], first["label"], first["ratio"], len(others)) == ("2.png", "dog", 1.0, 3)
+        assert first["path"].endswith("dog/2.png")
 
 
 def test_search_from_a_gallery_image_asks_every_model_that_has_it(address: str, retrievers) -> None:
@@ -74,7 +56,7 @@ def test_search_from_a_gallery_image_asks_every_model_that_has_it(address: str, 
         for result, retriever in zip(answer["results"], retrievers.values(), strict=True):
             expected = retriever.search_item(retriever.id_of(name), 5)
             assert [hit["path"] for hit in result["hits"]] == [hit.name for hit in expected]
-    first, second = json.loads(ask(address, "/api/search/0/0")[2])["results"]  # which the second model lacks
+    first, second = json.loads(ask(address, "/api/search/0/0?k=10")[2])["results"]  # which the second model lacks
     assert len(first["hits"]) == 10
     assert second["hits"] == []
     assert second["error"] == "0.png is not in the gallery."
@@ -86,7 +68,7 @@ def test_map_and_pictures(address: str, tmp_path: Path) -> None:
     assert len(points) == 14
     assert all(0 <= point["x"] <= 1 and 0 <= point["y"] <= 1 for point in points)
     status, headers, body = ask(address, f"/thumbnail/1/{points[0]['id']}")
-    assert (status, headers["content-type"], body[8:12]) == (200, "image/webp", b"WEBP")
+    assert (status, headers["content-type"], body[6:10]) == (200, "image/jpeg", b"JFIF")
     assert headers["cache-control"] == "private, max-age=86400"
     status, headers, body = ask(address, f"/image/1/{points[0]['id']}")
     assert (status, headers["content-type"], body) == (200, "image/png", Path(points[0]["path"]).read_bytes())
@@ -131,23 +113,6 @@ def test_gallery_orders(address: str) -> None:
         assert options.partition("=")[0] in json.loads(body)["error"]
 
 
-def test_a_gallery_of_100_000_images_is_listed_in_parts(serving: Callable) -> None:
-    count = 100_000
-    items = {id_: Item(f"missing/{id_}.png", f"class {id_ % 5000}", "") for id_ in range(count)}
-    retriever = MagicMock(items=items, embeddings=(np.arange(count), None), threshold=None)
-    retriever.__len__.return_value = count
-    with serving(make_app({"made up": retriever})) as address:
-        start = time.perf_counter()
-        ids: list[int] = []
-        for offset in (0, 100, 50_000, 99_950):
-            answer = json.loads(ask(address, f"/api/gallery/0?order=class&offset={offset}")[2])
-            assert answer["total"] == count
-            ids += [each["id"] for each in answer["images"]]
-        assert len(ids) == len(set(ids)) == 350
-        assert json.loads(ask(address, "/api/gallery/0?class=class 4999".replace(" ", "%20"))[2])["total"] == 20
-        assert time.perf_counter() - start < 5  # about 0.2 s on an idle core
-
-
 def test_visitors_from_elsewhere_see_names_without_folders(address: str, tmp_path: Path) -> None:
     for path in ("/api/search/0/7", "/api/search/0/0", "/api/gallery/0", "/api/map/0"):
         assert str(tmp_path).encode() in ask(address, path)[2]
@@ -166,12 +131,11 @@ def test_k_is_cut_to_the_gallery_and_checked(address: str, tmp_path: Path) -> No
         assert "k" in json.loads(body)["error"]
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A small PNG file of many pixels."""
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))]
-    chunks += [(b"IDAT", zlib.compress(bytes((width // 8 + 2) * height))), (b"IEND", b"")]
-    packed = [struct.pack(">I", len(b)) + n + b + struct.pack(">I", zlib.crc32(n + b)) for n, b in chunks]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+def many_pixels() -> bytes:
+    """A small PNG file of 100 x 100 pixels."""
+    stream = io.BytesIO()
+    Image.new("1", (100, 100)).save(stream, "PNG")
+    return stream.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +143,7 @@ def bomb(width: int, height: int) -> bytes:
     [
         (b"no image", "image/png", 200, "no image of a known format"),
         (b"", "image/png", 200, "empty"),
-        (bomb(100, 100), "image/png", 200, "100 x 100 pixels; at most 5,000"),
+        (many_pixels(), "image/png", 200, "100 x 100 pixels; at most 5,000"),
         (bytes(60_000), "image/png", 413, "larger than 0.05 MB"),
         (b"x=1", "application/x-www-form-urlencoded", 415, "expected an image"),
     ],
@@ -195,7 +159,6 @@ def test_bad_uploads_get_a_message(address: str, content: bytes, kind: str, stat
     [
         "/../../../../etc/passwd",
         "/..%2f..%2fetc%2fpasswd",
-        "/page.html",
         "/server.py",
         "/thumbnail/0/99",
         "/image/0/99",

@@ -170,7 +170,7 @@ def test_warnings_stand_in_everything_that_a_run_leaves_behind(tmp_path, write_i
     for warnings in ([], [text]):
         made = result | {"warnings": warnings}
         assert (f"Warning: {text}" in model_card(config, made, "data")) == bool(warnings)
-        write_run_page(tmp_path, config, made, "data", splits, [torch.eye(2)])
+        write_run_page(tmp_path, config, made, "data", splits, [torch.eye(2)], [0])
         assert (escape(text) in (tmp_path / "index.html").read_text()) == bool(warnings)
         assert (f"warning: {text}" in summary(made, Path("x"))) == bool(warnings)
 

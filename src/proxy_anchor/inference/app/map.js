@@ -1,18 +1,21 @@
-// The map of the gallery: zoom, pan, hover, lasso, keys.
+// The map of the gallery: zoom, pan, pinch, hover, lasso, keys.
 
 import { $, element, handlers, keyOf, select, selection, thumbnail } from "./grid.js";
 
 const MARGIN = 0.04; // around the points, whose positions are in [0, 1]
 const WHOLE = { x: -MARGIN, y: -MARGIN, zoom: 1 / (1 + 2 * MARGIN) };
 const LEGEND_CLASSES = 30;
+const NEAREST = 5; // hits that give the approximate place of a query that is no point
 const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 let points = []; // images with x, y, and left, top on the screen
 let colours = new Map(); // class: colour, largest class first
 let view = { ...WHOLE };
-const marks = { query: null, hits: new Set(), label: "" };
+const marks = { query: null, isOwn: false, hits: new Map(), label: "" };
 let cursor = null; // the point under the pointer or chosen by keys
 let lasso = null; // a path while it is drawn
+const fingers = new Map(); // pointerId: [left, top], of the pointers that are down
+let isMoved = false; // since the first of them was pressed
 let isDue = false;
 
 const canvas = () => $("plot").querySelector("canvas");
@@ -31,7 +34,8 @@ export function showPoints(images) {
   point(null);
 }
 
-/** query: its key or null; hits: keys; label: part of the names of the classes that are lit. */
+/** query: its key or null; isOwn: whether the query is no point; hits: key: similarity, the nearest first;
+    label: part of the names of the classes that are lit. */
 export function mark(changes) {
   Object.assign(marks, changes);
   for (const button of $("legend").querySelectorAll("button")) {
@@ -79,6 +83,18 @@ function paint() {
   }
   context.setLineDash([5, 4]);
   if (lasso) context.stroke(lasso);
+  placeOwn(width, height);
+}
+
+/** Mark a query that is no point, at the mean of its nearest hits' places, weighted by similarity. */
+function placeOwn(width, height) {
+  const weight = (image) => Math.max(1e-6, marks.hits.get(keyOf(image)));
+  const hits = marks.isOwn ? points.filter((each) => marks.hits.has(keyOf(each))) : [];
+  const near = hits.sort((a, b) => weight(b) - weight(a)).slice(0, NEAREST);
+  const sum = (value) => near.reduce((total, each) => total + weight(each) * value(each), 0);
+  const [left, top] = ["left", "top"].map((side) => sum((each) => each[side]) / sum(() => 1));
+  $("map-query").hidden = !(left >= 0 && left <= width && top >= 0 && top <= height); // also without a hit
+  Object.assign($("map-query").style, { left: `${left}px`, top: `${top}px` });
 }
 
 /** Painted in this order: others, hits, query. */
@@ -136,24 +152,38 @@ function pan(across, down) {
 
 function press(start) {
   canvas().setPointerCapture(start.pointerId);
-  const isLasso = $("lasso").ariaPressed === "true" || start.shiftKey;
-  let [left, top, isMoved] = [start.offsetX, start.offsetY, false];
+  fingers.set(start.pointerId, [start.offsetX, start.offsetY]);
+  isMoved = fingers.size > 1; // two fingers pan and zoom, and never choose
+  lasso = !isMoved && ($("lasso").ariaPressed === "true" || start.shiftKey) ? new Path2D() : null;
   point(null);
-  if (isLasso) lasso = new Path2D();
-  canvas().onpointermove = (event) => {
-    isMoved ||= Math.hypot(event.offsetX - start.offsetX, event.offsetY - start.offsetY) > 4;
-    if (isLasso) lasso.lineTo(event.offsetX, event.offsetY);
-    else if (isMoved) pan(event.offsetX - left, event.offsetY - top);
-    [left, top] = [event.offsetX, event.offsetY];
-    draw();
-  };
-  canvas().onpointerup = canvas().onpointercancel = (event) => {
-    canvas().onpointermove = hover;
-    canvas().onpointerup = canvas().onpointercancel = null;
-    const found = nearest(event.offsetX, event.offsetY, 20);
-    if (isLasso) chooseInside();
-    else if (!isMoved && found) handlers.search(found);
-  };
+}
+
+/** Middle of the pointers that are down, and their mean distance from it. */
+function spread() {
+  const all = [...fingers.values()];
+  const mean = (value) => all.reduce((total, each) => total + value(each), 0) / all.length;
+  const middle = [mean(([left]) => left), mean(([, top]) => top)];
+  return [...middle, mean((each) => Math.hypot(each[0] - middle[0], each[1] - middle[1]))];
+}
+
+function drag(event) {
+  if (!fingers.has(event.pointerId)) return hover(event);
+  const [left, top, wide] = spread();
+  isMoved ||= Math.hypot(event.offsetX - left, event.offsetY - top) > 4;
+  if (lasso) lasso.lineTo(event.offsetX, event.offsetY);
+  if (!lasso && !isMoved) return; // a click
+  fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
+  if (lasso) return draw();
+  const [toLeft, toTop, wider] = spread();
+  pan(toLeft - left, toTop - top);
+  if (wide && wider) zoom(wider / wide, toLeft, toTop);
+}
+
+function release(event) {
+  const found = nearest(event.offsetX, event.offsetY, 20);
+  if (lasso) chooseInside();
+  else if (!isMoved && found) handlers.search(found);
+  fingers.delete(event.pointerId);
 }
 
 function chooseInside() {
@@ -195,7 +225,8 @@ function pressKey(event) {
 
 export function startMap() {
   canvas().onpointerdown = press;
-  canvas().onpointermove = hover;
+  canvas().onpointermove = drag;
+  canvas().onpointerup = canvas().onpointercancel = release;
   canvas().onpointerleave = () => point(null);
   canvas().onkeydown = pressKey;
   canvas().addEventListener("wheel", (event) => {

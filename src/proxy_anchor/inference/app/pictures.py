@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from PIL import Image
-
-from proxy_anchor.data.images import open_image, read_rgb, upright_size
+from proxy_anchor.data.images import make_thumbnail, open_image, read_rgb, upright_size
 from proxy_anchor.errors import UsageError
 
 SHOWN = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # Pillow's names of what browsers show
@@ -29,10 +26,8 @@ def ratio(file: str) -> float:
 
 @lru_cache(2000)
 def thumbnail(file: str) -> tuple[bytes, str]:
-    """(content, type) of a small WebP; UsageError if the file is unreadable."""
-    image = read_rgb(Path(file))
-    image.thumbnail(THUMBNAIL_PX, Image.Resampling.LANCZOS, reducing_gap=2.0)
-    return _encoded(image, "WEBP", quality=82)
+    """(content, type) of a small JPEG; UsageError if the file is unreadable."""
+    return make_thumbnail(read_rgb(Path(file)), *THUMBNAIL_PX), "image/jpeg"
 
 
 def original(file: str) -> tuple[bytes, str]:
@@ -42,10 +37,6 @@ def original(file: str) -> tuple[bytes, str]:
         kind = str(image.format)
     if kind in SHOWN:
         return Path(file).read_bytes(), f"image/{kind.lower()}"
-    return _encoded(read_rgb(Path(file)), "PNG")
-
-
-def _encoded(image: Image.Image, kind: str, **options: Any) -> tuple[bytes, str]:
     stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue(), f"image/{kind.lower()}"
+    read_rgb(Path(file)).save(stream, "PNG")
+    return stream.getvalue(), "image/png"

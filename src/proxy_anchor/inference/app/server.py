@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,13 +45,9 @@ MAX_NEIGHBOURS = 200
 PART_IMAGES = 100  # of the gallery, in one answer
 ORDERS = ("random", "class", "example")
 MAP_IMAGES = 2000  # more points hide each other: of larger galleries a random part is drawn
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _STATIC = {
-    "": ("page.html", "text/html"),
-    "page.js": ("page.js", "text/javascript"),
-    "grid.js": ("grid.js", "text/javascript"),
-    "map.js": ("map.js", "text/javascript"),
-    "own.js": ("own.js", "text/javascript"),
-    "page.css": ("page.css", "text/css"),
+    each.name: each for each in files("proxy_anchor.inference.app").iterdir() if each.name.endswith(tuple(_TYPES))
 }
 _HEADERS = {
     # The page loads nothing from elsewhere; no other site may show it in a frame or guess types.
@@ -82,12 +80,16 @@ def make_app(
         Route("/api/search/{model:int}/{id:int}", page.search_item),
         Route("/api/gallery/{model:int}", page.gallery),
         Route("/api/map/{model:int}", page.map),
-        Route("/thumbnail/{model:int}/{id:int}", page.thumbnail),
-        Route("/image/{model:int}/{id:int}", page.image),
+        Route("/thumbnail/{model:int}/{id:int}", partial(page.picture, pictures.thumbnail)),
+        Route("/image/{model:int}/{id:int}", partial(page.picture, pictures.original)),
         Route("/{name}", _static),
         Route("/", _static),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
+        exception_handlers={UsageError: lambda _, error: _json({"error": str(error)}, 404)},
+    )
 
 
 def run(app: Starlette, host: str, port: int) -> None:
@@ -106,12 +108,10 @@ def run(app: Starlette, host: str, port: int) -> None:
 
 
 async def _static(request: Request) -> Response:
-    name = request.path_params.get("name", "")
+    name = request.path_params.get("name", "page.html")
     if name not in _STATIC:
         return Response("not found", 404, _HEADERS)
-    file, kind = _STATIC[name]
-    content = files("proxy_anchor.inference.app").joinpath(file).read_bytes()
-    return Response(content, headers=_HEADERS, media_type=kind)
+    return Response(_STATIC[name].read_bytes(), headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
 
 
 def _json(content: Any, status: int = 200) -> Response:
@@ -125,7 +125,6 @@ class _Page:
     def __init__(self, retrievers: Mapping[str, Retriever], max_bytes: int, max_pixels: int) -> None:
         self.names, self.retrievers = list(retrievers), list(retrievers.values())
         self.max_bytes, self.max_pixels = max_bytes, max_pixels
-        self.orders = [_Orders(each) for each in self.retrievers]
         self._lock = threading.Lock()  # one network pass or search at a time
         self._map_lock = threading.Lock()  # separate: a map takes seconds, and searches continue meanwhile
         self._maps: dict[int, list[tuple[int, float, float]]] = {}
@@ -138,10 +137,10 @@ class _Page:
             {
                 "name": name,
                 "images": len(each),
-                "classes": [label for label in orders.classes if label],
+                "classes": sorted({item.label for item in each.items.values() if item.label}),
                 "threshold": None if each.threshold is None else each.threshold.similarity,
             }
-            for name, each, orders in zip(self.names, self.retrievers, self.orders, strict=True)
+            for name, each in zip(self.names, self.retrievers, strict=True)
         ]
         limits = {"max_bytes": self.max_bytes, "max_k": MAX_NEIGHBOURS, "version": self._version}
         return _json({"models": models, **limits})
@@ -168,7 +167,7 @@ class _Page:
             return _json({"error": str(error)})
 
     def _search_bytes(self, content: bytes, request: Request) -> dict[str, Any]:
-        k = _count(request)
+        k = min(_whole(request, "k", 1), MAX_NEIGHBOURS)
         image = open_input(content, max_pixels=self.max_pixels, formats=FORMATS)
         with self._lock:
             found = [each.search(image, min(k, len(each)))[0] for each in self.retrievers]
@@ -176,70 +175,52 @@ class _Page:
 
     def search_item(self, request: Request) -> Response:
         """Neighbours of a gallery image, by every model whose gallery has an image of that name."""
-        try:
-            model, id_ = self._item(request)
-            name, k = self.retrievers[model].items[id_].name, _count(request)
-            with self._lock:
-                found = [_search_name(each, name, k) for each in self.retrievers]
-        except UsageError as error:
-            return _json({"error": str(error)}, 404)
-        results = [
-            self._result(place, hits or [], request)
-            | ({"error": f"{Path(name).name} is not in the gallery."} if hits is None else {})
-            for place, hits in enumerate(found)
-        ]
+        model, id_ = self._item(request)
+        name, k = self.retrievers[model].items[id_].name, min(_whole(request, "k", 1), MAX_NEIGHBOURS)
+        with self._lock:
+            results = [self._near(place, name, k, request) for place in range(len(self.retrievers))]
         return _json({"query": self._image(model, id_, request), "results": results})
 
-    def gallery(self, request: Request) -> Response:
-        """A part of the gallery, see `_Orders`; total: images of the whole."""
-        model, params = request.path_params["model"], request.query_params
+    def _near(self, model: int, name: str, k: int, request: Request) -> dict[str, Any]:
+        """Neighbours of the image of that name in a model's gallery, or that it is missing there."""
+        retriever = self.retrievers[model]
         try:
-            offset, seed = _whole(params.get("offset", "0"), "offset"), _whole(params.get("seed", "0"), "seed")
-            order = params.get("order", "random")
-            check_choice("order", order, ORDERS)
-            self._check_model(model)
-        except UsageError as error:
-            return _json({"error": str(error)}, 404)
-        ids = self.orders[model].listed(order, params.get("class", ""), seed)
+            id_ = retriever.id_of(name)
+        except UsageError:
+            return self._result(model, [], request) | {"error": f"{Path(name).name} is not in the gallery."}
+        k = min(k, len(retriever) - 1)
+        return self._result(model, retriever.search_item(id_, k) if k else [], request)
+
+    def gallery(self, request: Request) -> Response:
+        """A part of the gallery, see `_listed`; total: images of the whole."""
+        model, params = self._model(request), request.query_params
+        offset, seed = _whole(request, "offset", 0), _whole(request, "seed", 0)
+        ids = _listed(self.retrievers[model], params.get("order", "random"), params.get("class", ""), seed)
         part = [self._image(model, id_, request) for id_ in ids[offset : offset + PART_IMAGES].tolist()]
         return _json({"total": len(ids), "images": part})
 
     def map(self, request: Request) -> Response:
         """Positions, classes and names of the gallery's images, or of a part of them."""
-        model = request.path_params["model"]
-        try:
-            self._check_model(model)
-        except UsageError as error:
-            return _json({"error": str(error)}, 404)
+        model = self._model(request)
         with self._map_lock:
             if model not in self._maps:
                 self._maps[model] = _map(self.retrievers[model])
         places = self._maps[model]
         return _json({"points": [{**self._image(model, id_, request), "x": x, "y": y} for id_, x, y in places]})
 
-    def thumbnail(self, request: Request) -> Response:
-        """A small WebP of a gallery image."""
-        return self._picture(request, pictures.thumbnail)
-
-    def image(self, request: Request) -> Response:
-        """The file of a gallery image."""
-        return self._picture(request, pictures.original)
-
-    def _picture(self, request: Request, read: Callable[[str], tuple[bytes, str]]) -> Response:
-        try:
-            model, id_ = self._item(request)
-            content, kind = read(self.retrievers[model].items[id_].name)
-        except UsageError:
-            return Response(status_code=404, headers=_HEADERS)
+    def picture(self, read: Callable[[str], tuple[bytes, str]], request: Request) -> Response:
+        """A gallery image, small or as it is."""
+        model, id_ = self._item(request)
+        content, kind = read(self.retrievers[model].items[id_].name)
         return Response(content, headers=_HEADERS | {"Cache-Control": "private, max-age=86400"}, media_type=kind)
 
-    def _check_model(self, model: int) -> None:
-        if model >= len(self.retrievers):
+    def _model(self, request: Request) -> int:
+        if (model := request.path_params["model"]) >= len(self.retrievers):
             raise UsageError(f"there is no model {model}.")
+        return model
 
     def _item(self, request: Request) -> tuple[int, int]:
-        model, id_ = request.path_params["model"], request.path_params["id"]
-        self._check_model(model)
+        model, id_ = self._model(request), request.path_params["id"]
         if id_ not in self.retrievers[model].items:
             raise UsageError(f"model {model} has no image {id_}.")
         return model, id_
@@ -256,34 +237,20 @@ class _Page:
         return {"class": label, "share": share, "hits": listed}
 
 
-class _Orders:
-    """The images of a gallery in several orders.
+def _listed(retriever: Retriever, order: str, text: str, seed: int) -> np.ndarray:
+    """Ids of the images whose class contains the text.
 
-    Attributes:
-        classes: names in alphabetical order, "" for images without a class.
+    order: "random", "class" (alphabetical, images at random), or "example" (one image of each class, at random).
     """
-
-    def __init__(self, retriever: Retriever) -> None:
-        self.ids = retriever.embeddings[0]
-        labels = [retriever.items[id_].label or "" for id_ in self.ids.tolist()]
-        self.classes = sorted(set(labels))
-        numbers = {label: number for number, label in enumerate(self.classes)}
-        self._numbers = np.array([numbers[label] for label in labels], dtype=np.int64)
-
-    def listed(self, order: str, text: str, seed: int) -> np.ndarray:
-        """Ids of the images whose class contains the text.
-
-        order: "random", "class" (alphabetical, images at random), or "example" (one image of each class, at random).
-        """
-        rows = np.random.default_rng(seed).permutation(len(self.ids))
-        if text:
-            wanted = np.array([text.lower() in label.lower() for label in self.classes], dtype=bool)
-            rows = rows[wanted[self._numbers[rows]]]
-        if order == "class":
-            rows = rows[np.argsort(self._numbers[rows], kind="stable")]
-        elif order == "example":
-            rows = rows[np.sort(np.unique(self._numbers[rows], return_index=True)[1])]
-        return self.ids[rows]
+    check_choice("order", order, ORDERS)
+    ids = np.random.default_rng(seed).permutation(retriever.embeddings[0])
+    labels = [retriever.items[id_].label or "" for id_ in ids.tolist()]
+    kept = [row for row, label in enumerate(labels) if text.lower() in label.lower()]
+    if order != "random":
+        kept.sort(key=labels.__getitem__)  # stable
+    if order == "example":
+        kept = sorted({labels[row]: row for row in kept}.values())
+    return ids[kept]
 
 
 def _is_local(request: Request) -> bool:
@@ -291,36 +258,17 @@ def _is_local(request: Request) -> bool:
     return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
 
 
-def _whole(text: str, name: str) -> int:
-    if not (text.isdecimal() and text.isascii() and len(text) < 10):
-        raise UsageError(f"{name}={text[:20]}: expected a whole number.")
-    return int(text)
-
-
-def _count(request: Request) -> int:
-    k = _whole(request.query_params.get("k", "10"), "k")
-    check_int("k", k, 1)
-    return min(k, MAX_NEIGHBOURS)
-
-
-def _search_name(retriever: Retriever, name: str, k: int) -> list[Hit] | None:
-    """None where the gallery has no image of that name."""
-    try:
-        id_ = retriever.id_of(name)
-    except UsageError:
-        return None
-    k = min(k, len(retriever) - 1)
-    return retriever.search_item(id_, k) if k else []
+def _whole(request: Request, name: str, default: int) -> int:
+    """The number of that name in the address, at least the default."""
+    text = request.query_params.get(name, str(default))
+    value = int(text) if re.fullmatch("[0-9]{1,9}", text) else text[:20]
+    check_int(name, value, default)
+    return int(value)
 
 
 def _map(retriever: Retriever) -> list[tuple[int, float, float]]:
     """(id, x, y), positions in [0, 1]."""
     ids, vectors = retriever.embeddings
-    if len(ids) > MAP_IMAGES:
-        chosen = np.sort(np.random.default_rng(0).choice(len(ids), MAP_IMAGES, replace=False))
-        ids, vectors = ids[chosen], vectors[chosen]
-    try:
-        places = embedding_map(vectors, method="tsne")
-    except UsageError:  # without scikit-learn
-        places = embedding_map(vectors)
-    return [(id_, x, y) for id_, (x, y) in zip(ids.tolist(), places.tolist(), strict=True)]
+    chosen = np.sort(np.random.default_rng(0).permutation(len(ids))[:MAP_IMAGES])
+    places = embedding_map(vectors[chosen], method="tsne")
+    return [(id_, x, y) for id_, (x, y) in zip(ids[chosen].tolist(), places.tolist(), strict=True)]
