@@ -101,5 +101,5 @@ def test_two_models_beside_each_other(splits: Splits, tmp_path: Path) -> None:
     write_retrieval_page(tmp_path / "page.html", splits, models, [2, 0], k=2)
     text = (tmp_path / "page.html").read_text()
     assert re.findall(r'data-first="([^"]*)"', text) == ["miss hit", "hit hit"]
-    assert text.count("<img") == text.count('src="data:image/jpeg;base64,') == 2 * (1 + 2 * 2)
+    assert text.count("<img") == text.count('src="data:image/webp;base64,') == 2 * (1 + 2 * 2)
     assert "://" not in text

@@ -19,7 +19,7 @@ def test_page_holds_its_pictures_and_escapes_names(make_checkpoint: Callable, wr
     text = (tmp_path / "page.html").read_text()
     gone = sum(hit.name == results[0][3].name for hits in results for hit in hits)
     assert text.count('src="data:,"') == gone
-    assert text.count('src="data:image/jpeg;base64,') == 2 * (1 + 4) - gone
+    assert text.count('src="data:image/webp;base64,') == 2 * (1 + 4) - gone
     assert text.count("src=") == 10
     assert "<script" not in text
     assert not re.search(r"https?://", text)

@@ -254,11 +254,11 @@ class InputImages(Dataset):
 
 
 def make_thumbnail(image: Image.Image, width: int, height: int) -> bytes:
-    """A JPEG file of at most `width` x `height` pixels."""
+    """A WebP file of at most `width` x `height` pixels."""
     small = image.copy()
     small.thumbnail((width, height), Image.Resampling.LANCZOS, reducing_gap=2.0)
     stream = io.BytesIO()
-    small.save(stream, "JPEG", quality=80)
+    small.save(stream, "WEBP", quality=80)
     return stream.getvalue()
 
 

@@ -135,10 +135,10 @@ def _rows(
 def _tile(image: ImageInput, state: str, *lines: str | None) -> dict[str, Any]:
     """Picture, frame and caption; without the picture where it cannot be read (any more)."""
     try:
-        jpeg = make_thumbnail(open_input(image), _TILE_PX, _TILE_PX)
+        picture = make_thumbnail(open_input(image), _TILE_PX, _TILE_PX)
     except UsageError:
-        jpeg = b""
-    return {"jpeg": jpeg, "state": state, "lines": list(lines)}
+        picture = b""
+    return {"picture": picture, "state": state, "lines": list(lines)}
 
 
 def write_search_page(

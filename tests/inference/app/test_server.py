@@ -68,7 +68,7 @@ def test_map_and_pictures(address: str, tmp_path: Path) -> None:
     assert len(points) == 14
     assert all(0 <= point["x"] <= 1 and 0 <= point["y"] <= 1 for point in points)
     status, headers, body = ask(address, f"/thumbnail/1/{points[0]['id']}")
-    assert (status, headers["content-type"], body[6:10]) == (200, "image/jpeg", b"JFIF")
+    assert (status, headers["content-type"], body[8:12]) == (200, "image/webp", b"WEBP")
     assert headers["cache-control"] == "private, max-age=86400"
     status, headers, body = ask(address, f"/image/1/{points[0]['id']}")
     assert (status, headers["content-type"], body) == (200, "image/png", Path(points[0]["path"]).read_bytes())

@@ -26,8 +26,8 @@ def ratio(file: str) -> float:
 
 @lru_cache(2000)
 def thumbnail(file: str) -> tuple[bytes, str]:
-    """(content, type) of a small JPEG; UsageError if the file is unreadable."""
-    return make_thumbnail(read_rgb(Path(file)), *THUMBNAIL_PX), "image/jpeg"
+    """(content, type) of a small WebP; UsageError if the file is unreadable."""
+    return make_thumbnail(read_rgb(Path(file)), *THUMBNAIL_PX), "image/webp"
 
 
 def original(file: str) -> tuple[bytes, str]:
