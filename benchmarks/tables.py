@@ -18,10 +18,9 @@ from typing import Any
 import complexity
 import pandas
 import scale
-import scipy.stats
 
 from proxy_anchor.reports.paper import paper_results
-from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table
+from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table, paired_difference
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = REPOSITORY / "docs" / "results", REPOSITORY / "benchmarks" / "results"
@@ -177,32 +176,19 @@ def by_name(study: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def difference(runs: list[dict[str, Any]], others: list[dict[str, Any]], epoch: str) -> str | None:
-    """Mean paired difference of Recall@1 in points, with its 95 % interval (Student's t), over the seeds of both."""
-    by_seed = {run["seed"]: run for run in others}
-    points = [
-        100 * (run[epoch]["recall"]["1"] - by_seed[run["seed"]][epoch]["recall"]["1"])
-        for run in runs
-        if run["seed"] in by_seed
-    ]
-    if runs == others or len(points) < 2:
-        return None
-    low, high = scipy.stats.ttest_1samp(points, 0).confidence_interval()
-    return f"{sum(points) / len(points):+.1f} [{low:+.1f}, {high:+.1f}]"
-
-
 def at_their_best(kind: str) -> Rows:
     """Every loss or method with the settings of its search, against Proxy-Anchor with the same seeds."""
     rows = []
     for images, folder in SETS.items():
-        runs, reference = by_name(f"{folder}_{kind}"), by_name(f"{folder}_losses")["proxy_anchor"]
+        runs = by_name(f"{folder}_{kind}")
+        reference = (runs if kind == "losses" else by_name(f"{folder}_losses"))["proxy_anchor"]
         runs = dict(sorted(runs.items(), key=lambda each: -mean(run["best"]["recall"]["1"] for run in each[1])))
         for name, own in runs.items():
             row = {"half of": images, "loss": name, "n": len(own)}
             for epoch in ("best", "last"):
                 row |= {
                     epoch: recall(own, epoch),
-                    f"{epoch}, against `proxy_anchor`": difference(own, reference, epoch),
+                    f"{epoch}, against `proxy_anchor`": paired_difference(own, reference, epoch),
                 }
             rows.append(row | {"best epoch": str(Spread.of(run["best"]["epoch"] for run in own))})
     return rows

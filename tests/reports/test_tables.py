@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy_anchor.reports.figures import recall_by_settings
-from proxy_anchor.reports.tables import format_table, write_table
+from proxy_anchor.reports.tables import format_table, paired_difference, write_table
 from proxy_anchor.utils import RESULT_FILE, read_result, write_json
 
 
@@ -103,3 +103,16 @@ def test_what_is_written_is_read_and_a_failed_write_leaves_it(tmp_path):
         write_json(tmp_path / RESULT_FILE, {"a": Path()})
     assert read_result(tmp_path) == result
     assert [file.name for file in tmp_path.iterdir()] == [RESULT_FILE]
+
+
+def test_a_paired_difference_is_over_the_seeds_of_both_with_students_interval():
+    def run(seed, recall):
+        return {"seed": seed, "best": {"recall": {"1": recall / 100}}}
+
+    others = [run(seed, 50) for seed in (3, 1, 2)]
+    runs = [run(1, 51), run(2, 52), run(3, 53), run(4, 99)]
+    # Mean 2, deviation 1, n 3: 2 ± 4.3027 / sqrt(3).
+    assert paired_difference(runs, others, "best") == "+2.0 [-0.5, +4.5]"
+    assert paired_difference(runs[:2], [run(1, 50.5), run(2, 51.5)], "best") == "+0.5 [+0.5, +0.5]"
+    assert paired_difference(runs[2:], others[1:], "best") is None
+    assert paired_difference(others, others, "best") is None

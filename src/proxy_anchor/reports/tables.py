@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from math import floor
+from math import floor, sqrt
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from proxy_anchor.errors import UsageError
@@ -98,11 +98,30 @@ def comparison_rows(
         return row | {"images/s": run["train_images_per_second"], "peak GiB": run.get("peak_memory_gib")}
 
     rows = []
+    reference, first = next(iter(results.items()))
     for loss, runs in results.items():
         of_runs = [numbers(run) for run in runs]
         spreads = {key: Spread.of(each.get(key) for each in of_runs) for key in of_runs[0]}
-        rows.append({"loss": loss, "seeds": len(runs)} | spreads)
+        row: dict[str, Any] = {"loss": loss, "seeds": len(runs)} | spreads
+        if len(results) > 1 and len(first) > 1:
+            row[f"best R@{k} - {reference}'s"] = paired_difference(runs, first, "best", k)
+        rows.append(row)
     return rows
+
+
+def paired_difference(runs: Sequence[Result], others: Sequence[Result], epoch: str, k: str = "1") -> str | None:
+    """Mean difference of Recall@k in points, over the seeds that both have, with its 95 % interval (Student's t).
+
+    epoch: "selected", "best" or "last". None for the same runs, and for fewer than two seeds.
+    """
+    from scipy.special import stdtrit
+
+    theirs = {run["seed"]: run[epoch]["recall"][k] for run in others if "seed" in run}
+    points = [100 * (run[epoch]["recall"][k] - theirs[run["seed"]]) for run in runs if run.get("seed") in theirs]
+    if runs is others or len(points) < 2:
+        return None
+    half = stdtrit(len(points) - 1, 0.975) * stdev(points) / sqrt(len(points))
+    return f"{mean(points):+.1f} [{mean(points) - half:+.1f}, {mean(points) + half:+.1f}]"
 
 
 def write_table(
