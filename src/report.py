@@ -75,8 +75,8 @@ def contracts(datasets: set[str]) -> list[Contract]:
 
     found = []
     for each in read_experiments(EXPERIMENTS):
-        for expected in each.expect if each.labels and each.dataset in datasets else ():
-            cfg = compose("train", [f"experiment={each.name}", *expected.overrides])
+        for overrides in each.expect if each.labels and each.dataset in datasets else ():
+            cfg = compose("train", [f"experiment={each.name}", *overrides])
             contract: Any = OmegaConf.to_container(cfg, resolve=True)
             found.append(Contract(each.name, tuple(each.labels), contract))
     return found
