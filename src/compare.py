@@ -11,13 +11,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from omegaconf import DictConfig, ListConfig
 
-from proxy_anchor.cli import checks, config, messages, start
+from proxy_anchor.cli import checks, config, messages
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_int, check_number
-from proxy_anchor.training.run_lock import held
 from proxy_anchor.utils import FAILURE_FILE, read_result
 from train import train
 
@@ -44,8 +42,7 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
         place = places[loss, seed]
         print(f"\n[{number}/{len(configs)}] {loss}, seed {seed}: {place}", flush=True)
         try:
-            with held(place):
-                results[loss].append(finished(job, place) or train(job, place))
+            results[loss].append(train(job, place))
         except Exception as error:  # the other runs are made
             failures[f"{loss}, seed {seed}"] = reason = messages.reason(error)
             entry.mark_failed(place, error)
@@ -86,10 +83,8 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
     jobs = {}
     for seed in cfg.seeds:
         for loss in cfg.losses:
-            job = jobs[loss, seed] = compose("train", [*shared, f"loss={loss}", f"seed={seed}"])
-            job.run = f"{cfg.run}/{loss}/seed{seed}"
-            config.make_paths_absolute(job)
-            checks.check_config(job)
+            name = f"{cfg.run}/{loss}/seed{seed}"
+            jobs[loss, seed] = checks.compose_run(name, [*shared, f"loss={loss}", f"seed={seed}"])
     return jobs
 
 
@@ -118,15 +113,6 @@ def check_data(jobs: dict[str, DictConfig]) -> dict[str, dict[str, Any]]:
         for loss, job in fitted.items():
             job.data.batch_size = jobs[loss].data.batch_size or common
     return {loss: {key: job.data[key] for key in ("batch_size", "images_per_class")} for loss, job in fitted.items()}
-
-
-def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
-    """The result of a finished run with the same settings in `place`, or None."""
-    result = read_result(place)
-    if result is not None:
-        start.require_same(job, place)
-        print("finished before, and kept")
-    return result
 
 
 def main(cfg: DictConfig) -> None:

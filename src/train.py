@@ -43,7 +43,6 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from proxy_anchor.training.run_folder import RunRecord, StopOnSignal
 
     # All checks of the config come before the data.
-    config.make_paths_absolute(cfg)
     checks.check_config(cfg)
     result, before = start.resume_or_start(cfg, folder)
     if result is not None:

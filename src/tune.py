@@ -11,17 +11,16 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.cli import checks, config, messages, start
+from proxy_anchor.cli import checks, messages, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.sweeps import launcher
-from proxy_anchor.training.run_lock import HELD_BY_PARENT, held
+from proxy_anchor.training.run_lock import HELD_BY_PARENT
 from proxy_anchor.utils import FAILURE_FILE, selecting_recall, write_json
 from train import cross_validate, train
 
@@ -50,11 +49,9 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     def run(trial: Any, place: Path) -> float:
         job = trial_config(cfg, shared, trial.params, place.name)
-        with held(place):
-            if job.validation.name == "folds":
-                return selecting_recall(cross_validate(job, place))
-            pruning = Pruning(trial, f"{config.selecting_set(job)}/recall_at_{min(job.recall_k)}")
-            return selecting_recall(train(job, place, [pruning]))
+        if job.validation.name == "folds":
+            return selecting_recall(cross_validate(job, place))
+        return selecting_recall(train(job, place, [Pruning(trial)]))
 
     if not (is_worker := WORKER in os.environ):
         study.repeat_failed()
@@ -97,11 +94,7 @@ def shared_arguments(cfg: DictConfig, searched: list[str]) -> list[str]:
 
 def trial_config(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:
     """Config of a trial with these values, checked as by train.py."""
-    job = compose("train", [*shared, *as_overrides(values)])
-    job.run = f"{cfg.run}/{name}"
-    config.make_paths_absolute(job)
-    checks.check_config(job)
-    return job
+    return checks.compose_run(f"{cfg.run}/{name}", [*shared, *as_overrides(values)])
 
 
 def as_overrides(values: dict[str, Any]) -> list[str]:

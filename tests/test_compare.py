@@ -83,7 +83,7 @@ def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
     # The data set's absolute place is one of the settings.
     root = f"dataset.root={compared[0] / 'data' / 'glyphs'}"
     output = run_ok("compare.py", *TWO_BY_TWO, "losses=[proxy_anchor,triplet,supcon]", "seeds=[1,2]", root, cwd=here)
-    assert output.count("finished before, and kept") == 3
+    assert output.count("finished: it is not repeated") == 3
     assert output.count("continued after epoch 1 of 1") == 1
     assert (folder / "triplet" / "seed1" / "result.json").stat().st_mtime_ns == before
     assert (folder / "supcon" / "seed2" / "result.json").is_file()

@@ -22,7 +22,6 @@ from omegaconf import DictConfig, open_dict
 from PIL import Image
 
 from proxy_anchor.cli import checks, messages
-from proxy_anchor.cli import config as entry_settings
 from proxy_anchor.cli import main as entry
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.images import open_input
@@ -162,7 +161,6 @@ def test_config_overrides(composing, override):
 def refusal(cfg: DictConfig) -> Exception | None:
     """What the command would say of this config before it reads any data; what is no user's error comes out."""
     try:
-        entry_settings.make_paths_absolute(cfg)
         checks.check_config(cfg)
     except messages.USER_ERRORS as error:
         return error

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from proxy_anchor.cli.config import absolute, is_scored, learning, make_regularisers
+from proxy_anchor.cli.config import absolute, is_scored, learning, make_paths_absolute, make_regularisers
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
 from proxy_anchor.reports.former_keys import rename_former_keys
 from proxy_anchor.utils import rank
@@ -146,10 +146,18 @@ def overrides_for_runs(cfg: DictConfig, what: str) -> dict[str, str]:
     return {each: each.partition("=")[0].lstrip("+~") for each in HydraConfig.get().overrides.task}
 
 
+def compose_run(name: str, overrides: list[str]) -> DictConfig:
+    """The config of `python src/train.py OVERRIDES` in runs/`name`, checked as there."""
+    cfg = compose("train", overrides)
+    cfg.run = name
+    check_config(cfg)
+    return cfg
+
+
 def check_config(cfg: DictConfig) -> None:
     """Raise UsageError for a value of train.yaml that is out of range, before any image or weight is read.
 
-    Constructors know most ranges; the cheap ones are called once without data.
+    Makes the data set's paths absolute. Constructors know most ranges; the cheap ones are called once without data.
     """
     from hydra.utils import instantiate
 
@@ -161,6 +169,7 @@ def check_config(cfg: DictConfig) -> None:
     from proxy_anchor.training.float32 import FLOAT32_PRECISIONS
     from proxy_anchor.training.optim import check_learning
 
+    make_paths_absolute(cfg)
     cfg.callbacks = cfg.callbacks or {}  # callbacks=none is null, which also removes the recipe's
     _check_against_defaults(cfg, "train")
     with open_dict(cfg):

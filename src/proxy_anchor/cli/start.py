@@ -11,7 +11,6 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli.checks import check_config
-from proxy_anchor.cli.config import make_paths_absolute
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice
 from proxy_anchor.reports.former_keys import rename_former_keys
 from proxy_anchor.reports.runs import BEFORE, NO_EFFECT
@@ -31,7 +30,6 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
     """
     if is_distributed() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
         return 1
-    make_paths_absolute(cfg)
     check_config(cfg)
     given = cfg.trainer.get("strategy", "auto")
     if isinstance(given, str) and given != "auto" and not given.startswith("ddp"):

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -206,23 +206,17 @@ def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]
 
 def run_here(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], on_end: OnEnd) -> None:
     """Run all jobs on this host, one per slot at a time. No process is left when this returns or raises."""
-    waiting, free = list(enumerate(jobs)), list(slots)
-    running: list[tuple[int, subprocess.Popen, Mapping[str, str]]] = []
-    with _stopped_by_sigterm():
+    started: list[subprocess.Popen] = []
+    with ThreadPoolExecutor(len(slots)) as pool:
+
+        def start(job: Job, slot: Mapping[str, str]) -> Future[int]:
+            started.append(job.start(slot))
+            return pool.submit(started[-1].wait)
+
         try:
-            while waiting or running:
-                while waiting and free:
-                    number, job = waiting.pop(0)
-                    running.append((number, job.start(free[0]), free.pop(0)))
-                for each in running.copy():
-                    number, process, slot = each
-                    if (code := process.poll()) is not None:
-                        running.remove(each)
-                        free.append(slot)
-                        on_end(number, jobs[number].why_failed(code))
-                time.sleep(0.05)
+            _run_all(jobs, start, slots, on_end)
         finally:
-            _end([process for _, process, _ in running])
+            _end(started)
 
 
 def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str, parameters: Mapping[str, Any]) -> None:
@@ -244,8 +238,9 @@ def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str,
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     handles = executor.submit_array(list(jobs))
+    queue = iter(handles)
     try:
-        _await(jobs, handles, on_end)
+        _run_all(jobs, lambda job, slot: next(queue), [{}] * len(jobs), on_end)
     finally:
         for handle in handles:
             if not handle.done():
@@ -267,38 +262,42 @@ def run_on_ray(jobs: Sequence[Job], on_end: OnEnd, address: str | None, options:
         if (gpus := ray.cluster_resources().get("GPU", 0)) < options["num_gpus"]:
             raise UsageError(f"launcher=ray: the cluster shows {gpus:g} GPUs; add trainer.accelerator=cpu to use none.")
         run: Any = ray.remote(**options)(lambda job: job())
-        _await(jobs, [run.remote(job).future() for job in jobs], on_end)
+        _run_all(jobs, lambda job, slot: run.remote(job).future(), [{}] * len(jobs), on_end)
     finally:
         ray.shutdown()
 
 
-def _await(jobs: Sequence[Job], handles: Sequence[Any], on_end: OnEnd) -> None:
-    """Wait for futures of exit codes; `result()` raises where the job was lost."""
-    waiting = dict(enumerate(handles))
-    with _stopped_by_sigterm():  # after ray.init, which sets its own handler
-        while waiting:
-            for number, handle in list(waiting.items()):
-                if handle.done():
-                    del waiting[number]
-                    try:
-                        reason = jobs[number].why_failed(handle.result())
-                    except Exception as error:  # of the cluster: a lost node, a time limit
-                        reason = " ".join(str(error).split())
-                        write_failure(jobs[number].folder, str(error), reason)
-                    on_end(number, reason)
-            time.sleep(0.2)
+def _run_all(
+    jobs: Sequence[Job], start: Callable[[Job, Any], Any], slots: Sequence[Mapping[str, str]], on_end: OnEnd
+) -> None:
+    """Start the jobs, one per slot at a time, and wait for them.
 
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Raise SystemExit(STOPPED) on SIGTERM, so that the caller ends its processes."""
+    start(job, slot) returns a future of the exit code; `result()` raises where the job was lost. SIGTERM raises
+    SystemExit(STOPPED), so that the caller ends its jobs.
+    """
 
     def stop(*_: Any) -> None:
         raise SystemExit(STOPPED)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    waiting, free, running = list(enumerate(jobs)), list(slots), []
+    before = signal.signal(signal.SIGTERM, stop)  # after ray.init, which sets its own handler
     try:
-        yield
+        while waiting or running:
+            while waiting and free:
+                number, job = waiting.pop(0)
+                slot = free.pop(0)
+                running.append((number, job, start(job, slot), slot))
+            for each in [each for each in running if each[2].done()]:
+                running.remove(each)
+                number, job, handle, slot = each
+                free.append(slot)
+                try:
+                    reason = job.why_failed(handle.result())
+                except Exception as error:  # of the cluster: a lost node, a time limit
+                    reason = " ".join(str(error).split())
+                    write_failure(job.folder, str(error), reason)
+                on_end(number, reason)
+            time.sleep(0.1)
     finally:
         signal.signal(signal.SIGTERM, before)
 
