@@ -14,7 +14,7 @@ def serve(cfg: DictConfig) -> None:
     from proxy_anchor.inference.app.server import LOCAL, make_app, run
     from proxy_anchor.inference.gallery import open_index
 
-    checks.check_retrieval(cfg, "app")
+    checks.check_use(cfg, "app")
     if cfg.compare is None and cfg.compare_index is not None:
         raise UsageError(f"compare_index={cfg.compare_index}: it belongs to a second model; add compare=CHECKPOINT.")
     if cfg.compare == cfg.checkpoint:

@@ -34,7 +34,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.utils import write_json
 
-    checks.check_evaluation(cfg)
+    checks.check_use(cfg, "evaluate")
     saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])

@@ -21,7 +21,7 @@ from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.sweeps import launcher
 from proxy_anchor.training.run_lock import HELD_BY_PARENT
-from proxy_anchor.utils import FAILURE_FILE, selecting_recall, write_json
+from proxy_anchor.utils import selecting_recall, write_json
 from train import cross_validate, train
 
 WORKER = "PROXY_ANCHOR_TUNING_WORKER"  # set by `work_together`
@@ -132,9 +132,7 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
         words += as_overrides({key: best[key] for key in searched})
         again = shlex.join(["python", "src/train.py", *words])
         print(f"best: {best['trial']}. On all training classes: {again}", flush=True)
-    if failed := [row["trial"] for row in rows if row["state"] == "failed"]:
-        told = f"{len(failed)} of {len(rows)} trials failed ({', '.join(failed)}; see {FAILURE_FILE} in their folders)"
-        raise UsageError(f"{told}; the same command with run={folder.name} repeats them.")
+    entry.report_failed("trials", [row["trial"] for row in rows if row["state"] == "failed"], len(rows), folder.name)
     return best
 
 

@@ -15,7 +15,7 @@ from commands import TINY_GLYPHS, compose_train, composed, run_entry, run_ok
 from PIL import Image
 
 from compare import check_data, compare
-from proxy_anchor.cli import checks, config, messages
+from proxy_anchor.cli import checks, messages
 from proxy_anchor.cli import main as entry
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
@@ -104,7 +104,7 @@ def test_a_failed_run_is_listed_and_the_others_finish(tmp_path, monkeypatch, cap
     with composed("compare", *arguments, "trainer.accelerator=cpu") as cfg, pytest.raises(UsageError) as caught:
         compare(cfg, tmp_path / "x")
     assert str(caught.value).startswith(
-        "1 of 2 runs failed (see error.txt in their folders); the same command with run=x"
+        "1 of 2 runs failed (triplet/seed1; see error.txt in their folders); the same command with run=x"
     )
     output = capsys.readouterr().out
     assert "failed: triplet, seed 1: KeyError: 'miner'" in output
@@ -178,23 +178,7 @@ def test_losses_start_alike_and_see_the_same_images(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
-def test_label_noise_is_in_the_result_and_not_in_what_is_searched(tmp_path, capsys):
-    cfg = compose_train(
-        f"dataset.root={tmp_path}/data",
-        "dataset.label_noise=0.25",
-        *TINY_GLYPHS,
-        "logger=csv",
-        "trainer.accelerator=cpu",
-    )
-    result = train(cfg, tmp_path / "run")
-    assert result["label_noise"] == 0.25
-    assert "16 training labels are wrong on purpose (25.0 %)" in capsys.readouterr().out
-    clean = config.load_splits(compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS))
-    assert (config.load_splits(cfg).query.labels == clean.query.labels).all()
-
-
-@pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
-def test_a_run_leaves_no_memory_to_the_next(tmp_path, monkeypatch):
+def test_a_run_leaves_no_memory_to_the_next_and_says_its_label_noise(tmp_path, monkeypatch, capsys):
     made = []
 
     def remember(self, *arguments, original=ImageDataModule.__init__, **named):
@@ -202,10 +186,10 @@ def test_a_run_leaves_no_memory_to_the_next(tmp_path, monkeypatch):
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(ImageDataModule, "__init__", remember)
-    train(
-        compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu"),
-        tmp_path / "run",
-    )
+    noisy = ["dataset.label_noise=0.25", f"dataset.root={tmp_path}/data", "logger=csv", "trainer.accelerator=cpu"]
+    result = train(compose_train(*TINY_GLYPHS, *noisy), tmp_path / "run")
+    assert result["label_noise"] == 0.25
+    assert "16 training labels are wrong on purpose (25.0 %)" in capsys.readouterr().out
     entry.forget_last_run()
     [data] = made
     assert data() is None  # and with it the decoded images, which a GPU has to hold

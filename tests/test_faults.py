@@ -104,17 +104,6 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path):
     assert "change its permissions, or start in another folder" in line
 
 
-@pytest.mark.skipif(not permissions_count(), reason="root may write everywhere")
-def test_a_run_folder_that_is_closed_while_training_keeps_its_checkpoint(interrupted, tmp_path):
-    (tmp_path / "run").chmod(0o500)
-    try:
-        with pytest.raises((UsageError, PermissionError)):
-            interrupted("trainer.max_epochs=3")
-    finally:
-        (tmp_path / "run").chmod(0o700)
-    assert newest_checkpoint(tmp_path / "run").epoch == 3
-
-
 def test_images_that_vanish_before_the_run_goes_on_are_one_line(interrupted, tmp_path):
     shutil.rmtree(tmp_path / "images" / "a")
     with pytest.raises(UsageError, match="images are not those that this run began with"):

@@ -18,7 +18,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
+from pandas import json_normalize
 from PIL import Image
 
 from proxy_anchor.cli import checks, messages
@@ -82,42 +83,13 @@ def test_image_bytes(content, changes, length):
     assert image.mode == "RGB"
 
 
-def _keys(node: DictConfig, place: str = "") -> list[str]:
-    """Every key of a config, groups and leaves."""
-    return [
-        name
-        for key in node
-        for name in (
-            f"{place}{key}",
-            *(_keys(node[key], f"{place}{key}.") if isinstance(node._get_node(key), DictConfig) else ()),
-        )
-    ]
-
-
+_LEAVES = json_normalize(OmegaConf.to_container(compose_train()), sep=".").columns
 _TEXT = st.text("abcdefghijklmnop.=+~[]{},:'\"$ 0123456789-_/é", min_size=1, max_size=40)
 _VALUES = st.one_of(
     _TEXT,
     st.integers().map(str),
     st.floats().map(str),
-    st.sampled_from(
-        [
-            "null",
-            "true",
-            "[]",
-            "{}",
-            "[1,null]",
-            "{a:1}",
-            "''",
-            "???",
-            "${seed}",
-            "${no}",
-            "${oc.env:NOPE}",
-            "~",
-            ".",
-            "..",
-            "/",
-        ]
-    ),
+    st.sampled_from("null true [] {} [1,null] {a:1} '' ??? ${seed} ${no} ${oc.env:NOPE} ~ . .. /".split()),
 )
 
 
@@ -139,7 +111,7 @@ def composing():
         st.builds(
             "{}{}={}".format,
             st.sampled_from(["", "", "", "+", "++", "~"]),
-            st.sampled_from(_keys(compose_train())),
+            st.sampled_from(sorted({*_LEAVES, *(each.rpartition(".")[0] for each in _LEAVES if "." in each)})),
             _VALUES,
         ),
     )

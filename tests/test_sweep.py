@@ -144,15 +144,6 @@ def test_what_no_job_could_do_is_refused_before_the_first(arguments, message, tm
 
 
 @pytest.mark.slow
-def test_jobs_of_two_processes_each(tmp_path):
-    words = ["-m", "run=x", "loss.alpha=16,1e30", *ARGUMENTS, "trainer.devices=2", "trainer.strategy=ddp"]
-    done = run_entry("train.py", *words, *LOCAL, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "a gradient is not finite" in (tmp_path / "runs/x/1/error.txt").read_text().splitlines()[-1]
-    assert json.loads((tmp_path / "runs/x/0/result.json").read_text())["num_devices"] == 2
-
-
-@pytest.mark.slow
 def test_an_experiment_that_is_a_sweep_by_itself_takes_a_launcher(tmp_path):
     """Its file asks for a sweep, which the command of a job must not start again."""
     words = ["experiment=cars_alpha_delta", "loss.alpha=4", "loss.delta=0,0.1", "dataset.root=nowhere"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -104,15 +105,9 @@ def test_evaluate_warns_of_collapsed_embeddings(trained, tmp_path):
 
 def test_evaluate_on_another_data_set(trained, tmp_path):
     folder, _ = trained
-    pictures = sorted((folder.parent.parent / "data" / "glyphs").rglob("00[0-3].png"))[: 4 * 8]
-    for path in pictures:
-        target = tmp_path / "mine" / path.parent.name
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
-    output = run_ok(
-        "evaluate.py", f"checkpoint={folder}/best.ckpt", "dataset=folder", "dataset.root=mine", cwd=tmp_path
-    )
-    assert "data: mine, 32 query images of 8 classes\n" in output
+    [mine] = (folder.parent.parent / "data" / "glyphs").glob("*/test")
+    output = run_ok("evaluate.py", f"checkpoint={folder}", "dataset=folder", f"dataset.root={mine}", cwd=tmp_path)
+    assert re.search(r"data: test, \d+ query images of 16 classes\n", output)  # all: none of them trains
     assert "Recall@1" in output
 
 
@@ -127,33 +122,21 @@ def test_validation_classes_select_the_epoch(tmp_path):
     assert len(content["proxy_anchor"]["classes"]) == 6  # of 8; two are held out
 
 
-def test_validation_folds_report_the_mean(tmp_path):
-    output = run_ok(
-        "train.py",
-        "run=x",
-        "validation=folds",
-        "validation.num_folds=2",
-        *TINY_GLYPHS,
-        "data.batch_size=8",
-        cwd=tmp_path,
-    )
-    result = json.loads((tmp_path / "runs" / "x" / "result.json").read_text())
-    folds = [json.loads((tmp_path / "runs" / "x" / f"fold{i}" / "result.json").read_text()) for i in range(2)]
-    assert [fold["searched"] for fold in folds] == ["validation", "validation"]
-    mean = sum(fold["last"]["recall"]["1"] for fold in folds) / 2
-    assert result["last"]["recall"]["1"] == pytest.approx(mean)
-    assert f"last epoch 1: @1 {100 * mean:.1f}" in output
-    assert result["selected"]["epoch"] == 1
-
-
-def test_every_fold_chooses_the_batch_for_its_own_images(write_images, tmp_path):
+def test_folds_choose_the_batch_for_their_own_images_and_report_the_mean(write_images, tmp_path, capsys):
     write_images(dict(zip("abcdefgh", (1, 2, 3, 4, 5, 6, 7, 8), strict=True)))
     folds = ["validation=folds", "validation.num_folds=2", f"dataset.root={tmp_path}/images", "data.batch_size=null"]
     cfg = compose_train(*TINY_FOLDER, "dataset.test_fraction=0.5", "trainer.max_epochs=1", "recall_k=1", *folds)
-    chosen = {each["num_train_images"]: each["config"]["data"] for each in cross_validate(cfg, tmp_path / "x")["folds"]}
+    result = cross_validate(cfg, tmp_path / "x")
+    assert result == json.loads((tmp_path / "x/result.json").read_text())
+    chosen = {each["num_train_images"]: each["config"]["data"] for each in result["folds"]}
     assert len(chosen) == 2
     assert all(data["batch_size"] == images // 2 for images, data in chosen.items())
     assert cfg.data.batch_size is None
+    each = [json.loads((tmp_path / f"x/fold{number}/result.json").read_text()) for number in range(2)]
+    assert [fold["searched"] for fold in each] == ["validation", "validation"]
+    mean = sum(fold["last"]["recall"]["1"] for fold in each) / 2
+    assert result["last"]["recall"]["1"] == pytest.approx(mean)
+    assert f"last epoch 1: @1 {100 * mean:.1f}" in capsys.readouterr().out
 
 
 def test_what_is_allowed_is_not_refused(tmp_path):
@@ -218,16 +201,9 @@ def test_colours_and_drop_path_train_and_are_said(tmp_path):
     colors = ["dataset.images.brightness=0.4", "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"]
     output = run_ok("train.py", "run=x", *TINY_GLYPHS, *colors, "backbone.drop_path=0.2", cwd=tmp_path)
     assert "; colours brightness 0.4, hue 0.1, grayscale 0.2; drop path 0.2, no dropout\n" in output
-    config = OmegaConf.load(tmp_path / "runs/x/config.yaml")
-    assert (config.dataset.images.hue, config.backbone.drop_path) == (0.1, 0.2)
     card = (tmp_path / "runs/x/README.md").read_text()
     assert "their colours varied (brightness 0.4, hue 0.1, grayscale 0.2)" in card
     assert "drop path 0.2" in card
-    evaluated = run_ok("evaluate.py", "checkpoint=runs/x/last.ckpt", "output=numbers.json", cwd=tmp_path)
-    assert "drop" not in evaluated
-    result = json.loads((tmp_path / "runs/x/result.json").read_text())
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
-    assert numbers["recall_at_1"] == result["last"]["recall"]["1"]
 
 
 def test_help_shows_the_config_and_does_not_import_torch(tmp_path):

@@ -66,24 +66,8 @@ def _check_against_defaults(cfg: DictConfig, config_name: str) -> None:
     check_types(cfg, compose(config_name, overrides=[each for each in chosen if not each.startswith("experiment=")]))
 
 
-def check_evaluation(cfg: DictConfig) -> None:
-    """Raise UsageError for a value of evaluate.yaml that is out of range."""
-    from proxy_anchor.retrieval.reranking import RERANKINGS
-
-    _check_against_defaults(cfg, "evaluate")
-    check_choice("rerank", cfg.rerank, RERANKINGS)
-    for key in ("checkpoint", "output"):
-        if not isinstance(cfg[key], str) and (key == "checkpoint" or cfg[key] is not None):
-            raise UsageError(f"{key}={cfg[key]}: expected the path of a file.")
-    if cfg.output is not None and (not Path(cfg.output).resolve().parent.is_dir() or Path(cfg.output).is_dir()):
-        raise UsageError(f"output={cfg.output}: expected a file in a folder that exists.")
-    for key, minimum in {"eval_batch_size": 1, "num_workers": 0}.items():
-        if cfg.data[key] is not None:
-            check_int(f"data.{key}", cfg.data[key], minimum)
-
-
-def check_retrieval(cfg: DictConfig, config_name: str) -> None:
-    """Raise UsageError for a value of search, embed, export or app.yaml out of range; make paths absolute."""
+def check_use(cfg: DictConfig, config_name: str) -> None:
+    """Raise UsageError for a value of evaluate, search, embed, export or app.yaml out of range; make paths absolute."""
     from proxy_anchor.retrieval.reranking import RERANKINGS
 
     _check_against_defaults(cfg, config_name)
@@ -95,19 +79,23 @@ def check_retrieval(cfg: DictConfig, config_name: str) -> None:
             cfg[key] = absolute(cfg[key])
     if "gallery" in cfg and cfg.gallery is None and cfg.index is None:
         raise UsageError("gallery is needed: add gallery=DIR, or index=DIR of an earlier search.")
-    if cfg.get("output") is not None and not Path(cfg.output).parent.is_dir():
-        raise UsageError(f"output={cfg.output}: its folder does not exist.")
-    if config_name == "embed" and Path(cfg.output).suffix not in (".npz", ".parquet"):
-        raise UsageError(f"output={cfg.output}: expected a name that ends in .npz or .parquet.")
-    if "k" in cfg:
-        check_int("k", cfg.k, 1)
+    if (output := cfg.get("output")) is not None:
+        if not Path(output).parent.is_dir():
+            raise UsageError(f"output={output}: its folder does not exist.")
+        if config_name == "evaluate" and Path(output).is_dir():
+            raise UsageError(f"output={output}: expected a file.")
+        if config_name == "embed" and Path(output).suffix not in (".npz", ".parquet"):
+            raise UsageError(f"output={output}: expected a name that ends in .npz or .parquet.")
+    if "rerank" in cfg:
         check_choice("rerank", cfg.rerank, RERANKINGS)
+    whole = {"k": 1, "port": 0, "max_pixels": 1, "data.eval_batch_size": 1, "data.num_workers": 0}
+    for key, minimum in whole.items():
+        if (value := OmegaConf.select(cfg, key)) is not None or key in keys:
+            check_int(key, value, minimum)
     if cfg.get("false_accept_rate") is not None:
         check_number("false_accept_rate", cfg.false_accept_rate, 0, maximum=1, exclusive=True)
-    if "port" in cfg:
-        check_int("port", cfg.port, 0)
+    if "max_upload_mb" in cfg:
         check_number("max_upload_mb", cfg.max_upload_mb, 0, exclusive=True)
-        check_int("max_pixels", cfg.max_pixels, 1)
     if "embed" in cfg:
         cfg.embed.precision = str(cfg.embed.precision)
 
@@ -122,10 +110,8 @@ def check_launcher(cfg: DictConfig) -> None:
 _OWN_TRAINER_KEYS = {
     "callbacks": "add yours with +callbacks.NAME._target_=module.Class",
     "logger": "choose with logger=..., or add yours with +logger.NAME._target_=module.Class",
-    "plugins": "leave it out",
-    "enable_checkpointing": "leave it out",
-    "barebones": "leave it out",
     "default_root_dir": "choose the run folder with run=NAME",
+    **dict.fromkeys(("plugins", "enable_checkpointing", "barebones"), "leave it out"),
 }
 
 
@@ -177,6 +163,7 @@ def check_config(cfg: DictConfig) -> None:
     if notice is not None and rank() == 0:
         print(notice, flush=True)
     check_launcher(cfg)
+    check_choice("resume", cfg.resume, ["auto", "never"])
     check_int("embedding_dim", cfg.embedding_dim, 1)
     check_int("seed", cfg.seed, 0)
     if cfg.seed >= 2**32:

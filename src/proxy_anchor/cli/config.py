@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.errors import UsageError, check_int, counted
+from proxy_anchor.errors import UsageError, counted
 from proxy_anchor.utils import CLASSES_FILE, is_distributed, rank, write_json
 
 if TYPE_CHECKING:
@@ -133,12 +133,6 @@ def _described(node: DictConfig) -> str:
     hidden = ("_target_", "lr", *GROUP_KEYS)
     arguments = ", ".join(f"{key}={value}" for key, value in plain.items() if key not in hidden)
     return f"{plain['_target_'].rpartition('.')[2]}({arguments})"
-
-
-def num_folds(cfg: DictConfig) -> int:
-    """Number of runs of a cross-validation."""
-    check_int("validation.num_folds", cfg.validation.num_folds, 2)
-    return cfg.validation.num_folds
 
 
 def _members(cfg: DictConfig, group: str, kind: type, called: str) -> dict[str, Any]:

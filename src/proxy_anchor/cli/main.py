@@ -44,7 +44,7 @@ from proxy_anchor.sweeps.launcher import (
     write_failure,
 )
 from proxy_anchor.training.run_lock import HELD_BY_PARENT
-from proxy_anchor.utils import RESULT_FILE, keep_freed_memory, rank, read_result
+from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, keep_freed_memory, rank, read_result
 
 STARTED_AT = "PROXY_ANCHOR_STARTED"  # passes STARTED to the ranks of a command, which share a monotonic clock
 # Start of the command, after the interpreter and the imports above.
@@ -235,6 +235,15 @@ def mark_failed(folder: Path, error: Exception) -> None:
     """Write the traceback of a failed run into its folder, unless that holds another run."""
     if not (any(isinstance(each, FolderTaken) for each in causes(error)) or (folder / RESULT_FILE).exists()):
         write_failure(folder, "".join(traceback.format_exception(error)), reason(error))
+
+
+def report_failed(kind: str, failed: list[str], number: int, run: str) -> None:
+    """Raise UsageError where some of a number of runs, or trials, have failed."""
+    if failed:
+        raise UsageError(
+            f"{len(failed)} of {number} {kind} failed ({', '.join(failed)}; see {FAILURE_FILE} in their folders); the "
+            f"same command with run={run} repeats them."
+        )
 
 
 def forget_last_run() -> None:

@@ -11,9 +11,8 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli.checks import check_config
-from proxy_anchor.errors import FolderTaken, UsageError, check_choice
-from proxy_anchor.reports.former_keys import rename_former_keys
-from proxy_anchor.reports.runs import BEFORE, NO_EFFECT
+from proxy_anchor.errors import FolderTaken, UsageError
+from proxy_anchor.reports.runs import NO_EFFECT, settings
 from proxy_anchor.training.run_lock import take
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, is_distributed, rank, read_result
 
@@ -123,7 +122,10 @@ def resume_or_start(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | Non
     def look() -> tuple[dict[str, Any] | None, Checkpoint | None]:
         if is_distributed():
             take(folder)
-        result = _finished(cfg, folder)
+        result = read_result(folder) if cfg.resume == "auto" else None
+        if result is not None:
+            require_same(cfg, folder)
+            print(f"{folder} holds this run, finished: it is not repeated (numbers: {RESULT_FILE}).", flush=True)
         before = checkpoint_to_continue(cfg, folder) if result is None else None
         (folder / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier attempt at this run
         return result, before
@@ -152,15 +154,6 @@ def require_new(folder: Path) -> None:
     """Raise FolderTaken where the folder holds a run. Only the first rank looks."""
     if rank() == 0 and _content(folder):
         raise FolderTaken(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
-
-
-def _finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
-    check_choice("resume", cfg.resume, ["auto", "never"])
-    result = read_result(folder) if cfg.resume == "auto" else None
-    if result is not None:
-        require_same(cfg, folder)
-        print(f"{folder} holds this run, finished: it is not repeated (its numbers are in {RESULT_FILE}).", flush=True)
-    return result
 
 
 def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
@@ -211,25 +204,10 @@ def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
         ) from error
     _keep_chosen(cfg, made)
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
-    for each in (made, wanted):
-        rename_former_keys(each)
-    one, other = BEFORE | _flat(made), _flat(wanted)  # a run that is older than a setting had what it was before
-    different = sorted(
-        key
-        for key in {*one, *other}
-        if one.get(key) != other.get(key)
-        and not any(f"{key}.".startswith(f"{each}.") for each in (*NO_EFFECT, *(PLACES if moved else ())))
-    )
+    one, other = (settings(each, (*NO_EFFECT, *(PLACES if moved else ()))) for each in (made, wanted))
+    different = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
     if different:
         raise FolderTaken(
             f"{folder} holds a run with other settings ({', '.join(different)}): choose another run=NAME, or remove "
             "that folder."
         )
-
-
-def _flat(config: dict[Any, Any], place: str = "") -> dict[str, Any]:
-    """{dotted key: value} of a plain nested dictionary."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= _flat(value, f"{place}{key}.") if isinstance(value, dict) else {f"{place}{key}": value}
-    return flat

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from proxy_anchor.errors import STOPPED, UsageError, check_int
 from proxy_anchor.reports.tables import format_table, write_table
@@ -62,9 +63,9 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     passed_on = [*STOP_SIGNALS, signal.SIGINT]
-    before = os.environ.copy()
     handlers = {number: signal.getsignal(number) for number in passed_on}  # torch does not restore them
-    with TemporaryDirectory() as folder:
+    own = environment | {LAUNCHER: str(os.getpid())}
+    with TemporaryDirectory() as folder, patch.dict(os.environ, own):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -76,7 +77,6 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
             logs_specs=DefaultLogsSpecs(folder),
             signals_to_handle=",".join(signal.Signals(number).name for number in passed_on),
         )
-        os.environ.update(environment | {LAUNCHER: str(os.getpid())})
         logging.disable()  # this function reports signals and failures
         try:
             elastic_launch(config, command[0])(*command[1:])
@@ -94,8 +94,6 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
             ) from None
         finally:
             logging.disable(logging.NOTSET)
-            os.environ.clear()
-            os.environ.update(before)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -279,7 +277,8 @@ def _run_all(
     def stop(*_: Any) -> None:
         raise SystemExit(STOPPED)
 
-    waiting, free, running = list(enumerate(jobs)), list(slots), []
+    waiting, free = list(enumerate(jobs)), list(slots)
+    running: list[tuple[int, Job, Any, Mapping[str, str]]] = []
     before = signal.signal(signal.SIGTERM, stop)  # after ray.init, which sets its own handler
     try:
         while waiting or running:

@@ -135,7 +135,7 @@ class Pruning(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report after each evaluation of `fit`."""
         if trainer.state.fn == "fit":
-            recall = next(each for each in trainer.callbacks if isinstance(each, RecallCallback))
+            recall = next(each for each in trainer.callbacks if isinstance(each, RecallCallback))  # type: ignore[attr-defined]
             self.trial.report(float(trainer.callback_metrics[recall.monitor]), trainer.current_epoch + 1)
             if self.trial.should_prune():
                 raise optuna.TrialPruned
