@@ -13,15 +13,7 @@ from pathlib import Path
 import torch
 from commands import REPOSITORY, TINY_GLYPHS
 
-RUN = [
-    *TINY_GLYPHS,
-    "trainer.max_epochs=5",
-    "trainer.log_every_n_steps=1",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "logger=csv",
-    "run=x",
-]
+RUN = [*TINY_GLYPHS, "trainer.max_epochs=5", "trainer.log_every_n_steps=1", "run=x"]
 
 SLOWLY = f"""
 import sys, time

@@ -12,7 +12,6 @@ import weakref
 import pytest
 import torch
 from commands import TINY_GLYPHS, compose_train, composed, run_entry, run_ok
-from PIL import Image
 
 from compare import check_data, compare
 from proxy_anchor.cli import checks, messages
@@ -23,7 +22,7 @@ from proxy_anchor.reports.figures import recall_curves
 from proxy_anchor.reports.tables import Spread, comparison_rows, notes, reached
 from train import train
 
-TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS, "logger=csv"]
+TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS]
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +61,8 @@ def test_table_and_curves(compared):
     assert f"{sum(best) / 2:.1f} ±" in output
     assert result_of(here, "triplet", 1)["peak_memory_gib"] > 0.1
     page = (folder / "index.html").read_text()
-    assert [f"{loss}/seed{seed}/index.html" in page for loss in ("proxy_anchor", "triplet") for seed in (1, 2)] == [
-        True
-    ] * 4
+    assert all(f"{loss}/seed{seed}/index.html" in page for loss in ("proxy_anchor", "triplet") for seed in (1, 2))
     assert page.count("<svg") == 2
-    assert max(map(len, output.split("\n\n")[-2].splitlines())) <= 100
-    for name in ("recall_by_epoch", "recall_by_seconds"):
-        assert (folder / f"{name}.svg").read_text().startswith("<?xml")
-        with Image.open(folder / f"{name}.png") as picture:
-            assert min(picture.size) > 400
 
 
 def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
@@ -100,8 +92,8 @@ def test_a_failed_run_is_listed_and_the_others_finish(tmp_path, monkeypatch, cap
         return train(job, place)
 
     monkeypatch.setattr("compare.train", train_or_fail)
-    arguments = ["losses=[triplet,proxy_anchor]", "run=x", *TINY_GLYPHS, "logger=csv", f"dataset.root={tmp_path}/data"]
-    with composed("compare", *arguments, "trainer.accelerator=cpu") as cfg, pytest.raises(UsageError) as caught:
+    arguments = ["losses=[triplet,proxy_anchor]", "run=x", *TINY_GLYPHS, f"dataset.root={tmp_path}/data"]
+    with composed("compare", *arguments) as cfg, pytest.raises(UsageError) as caught:
         compare(cfg, tmp_path / "x")
     assert str(caught.value).startswith(
         "1 of 2 runs failed (triplet/seed1; see error.txt in their folders); the same command with run=x"
@@ -158,15 +150,7 @@ def test_losses_start_alike_and_see_the_same_images(tmp_path, monkeypatch):
 
     monkeypatch.setattr(MetricLearner, "training_step", record)
     for current in ("proxy_anchor", "margin"):
-        cfg = compose_train(
-            f"loss={current}",
-            "data.images_per_class=2",
-            f"dataset.root={tmp_path}/data",
-            *TINY_GLYPHS,
-            "logger=csv",
-            "trainer.enable_progress_bar=false",
-            "trainer.accelerator=cpu",
-        )
+        cfg = compose_train(*TINY_GLYPHS, f"loss={current}", "data.images_per_class=2", f"dataset.root={tmp_path}/data")
         result = train(cfg, tmp_path / current)
         assert result["history"][1]["train_loss"] > 0
     (first, *batches), (other, *others) = seen.values()
@@ -186,7 +170,7 @@ def test_a_run_leaves_no_memory_to_the_next_and_says_its_label_noise(tmp_path, m
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(ImageDataModule, "__init__", remember)
-    noisy = ["dataset.label_noise=0.25", f"dataset.root={tmp_path}/data", "logger=csv", "trainer.accelerator=cpu"]
+    noisy = ["dataset.label_noise=0.25", f"dataset.root={tmp_path}/data"]
     result = train(compose_train(*TINY_GLYPHS, *noisy), tmp_path / "run")
     assert result["label_noise"] == 0.25
     assert "16 training labels are wrong on purpose (25.0 %)" in capsys.readouterr().out

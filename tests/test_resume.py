@@ -186,9 +186,9 @@ def test_a_run_that_is_older_than_a_setting_is_the_same_run_without_it(tmp_path)
 def test_devices_auto_on_one_device_may_be_continued(tmp_path):
     # The command asks whether it has to become several processes before it looks for what to continue.
     (tmp_path / "last.ckpt").touch()
-    cfg = compose_train(*TINY_GLYPHS, "trainer.devices=auto", "trainer.accelerator=cpu", f"dataset.root={tmp_path}")
+    cfg = compose_train(*TINY_GLYPHS, "trainer.devices=auto", f"dataset.root={tmp_path}")
     assert starting.ranks_to_start(cfg, tmp_path) == 1
-    never = [*TINY_GLYPHS, "trainer.devices=2", "trainer.accelerator=cpu", "trainer.strategy=ddp", "resume=never"]
+    never = [*TINY_GLYPHS, "trainer.devices=2", "trainer.strategy=ddp", "resume=never"]
     with pytest.raises(UsageError, match="already holds a run: choose another run=NAME"):
         starting.ranks_to_start(compose_train(*never), tmp_path)
 

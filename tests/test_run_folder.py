@@ -23,14 +23,13 @@ from proxy_anchor.training import run_lock
 from proxy_anchor.training.module import CHECKPOINT_KEY
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-QUICK = [*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv"]
 
 
 @pytest.fixture(scope="module")
 def glyphs(tmp_path_factory):
     """Argument that names a data set that has been drawn."""
     here = tmp_path_factory.mktemp("drawn")
-    run_ok("train.py", *QUICK, "run=x", cwd=here)
+    run_ok("train.py", *TINY_GLYPHS, "run=x", cwd=here)
     return f"dataset.root={here}/data/glyphs"
 
 
@@ -78,8 +77,8 @@ def assert_one_run(folder: Path) -> int:
 @pytest.mark.slow
 def test_commands_of_one_moment_have_a_folder_each(glyphs, tmp_path):
     seeds = [1, 2, 3, 4]
-    processes = [start(*QUICK, glyphs, f"seed={seed}", cwd=tmp_path) for seed in seeds]
-    processes.append(start("-m", *QUICK, glyphs, "seed=5,6", cwd=tmp_path))
+    processes = [start(*TINY_GLYPHS, glyphs, f"seed={seed}", cwd=tmp_path) for seed in seeds]
+    processes.append(start("-m", *TINY_GLYPHS, glyphs, "seed=5,6", cwd=tmp_path))
     outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 5, outputs
     folders = [each.parent for each in (tmp_path / "runs").rglob("result.json")]

@@ -14,8 +14,7 @@ import torch
 import yaml
 from commands import TINY_GLYPHS, run_entry, run_ok
 
-ARGUMENTS = [*TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
-SWEEP = ["-m", "run=sweep", "loss.alpha=16,-1,32", "trainer.max_epochs=2", *ARGUMENTS]
+SWEEP = ["-m", "run=sweep", "loss.alpha=16,-1,32", "trainer.max_epochs=2", *TINY_GLYPHS]
 LOCAL = ["launcher=local", "launcher.jobs_at_once=2"]
 LAUNCHERS = [[], pytest.param(LOCAL, marks=pytest.mark.slow)]
 
@@ -57,7 +56,7 @@ def test_a_failed_job_is_marked_in_its_folder_and_the_others_finish(swept):
 
 def test_a_job_equals_the_same_command_alone(swept):
     here, _ = swept
-    run_ok("train.py", "run=single", "loss.alpha=32", "trainer.max_epochs=2", *ARGUMENTS, cwd=here)
+    run_ok("train.py", "run=single", "loss.alpha=32", "trainer.max_epochs=2", *TINY_GLYPHS, cwd=here)
     job, single = here / "runs/sweep/2", here / "runs/single"
     files = [{each.name for each in folder.iterdir()} - {"last.ckpt.previous"} for folder in (job, single)]
     assert files[0] == files[1]  # but for that one, which a slow run has
@@ -94,7 +93,7 @@ def test_a_job_that_is_refused_leaves_the_run_in_its_folder_as_it_is(launcher, s
     (tmp_path / "runs/sweep/1/result.json").unlink()
     (tmp_path / "runs/sweep/1/error.txt").write_text("out of memory\n")
     before = contents(tmp_path)
-    others = ["-m", "run=sweep", "loss.alpha=8,9", "trainer.max_epochs=2", *ARGUMENTS]
+    others = ["-m", "run=sweep", "loss.alpha=8,9", "trainer.max_epochs=2", *TINY_GLYPHS]
     done = run_entry("train.py", *others, f"dataset.root={here}/data/glyphs", *launcher, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     refused = "holds a run with other settings (loss.alpha): choose another run=NAME"
@@ -114,7 +113,7 @@ def test_jobs_through_a_cluster(launcher, swept, tmp_path):
     here, _ = swept
     words = {"slurm": ["launcher=slurm", "launcher.cluster=local"], "ray": ["launcher=ray"]}[launcher]
     data = f"dataset.root={here}/data/glyphs"
-    sweep = ["-m", "run=it's", "loss.alpha=32,-1", "trainer.max_epochs=2", *ARGUMENTS, data, *words]
+    sweep = ["-m", "run=it's", "loss.alpha=32,-1", "trainer.max_epochs=2", *TINY_GLYPHS, data, *words]
     done = run_entry("train.py", *sweep[:1], 'run="it\'s"', *sweep[2:], cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     folder = tmp_path / "runs" / "it's"

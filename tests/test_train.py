@@ -44,6 +44,7 @@ def test_training_on_glyphs_learns(trained):
     assert 0.05 < max(peaks[:2]) <= peaks[2]
     assert [row["epoch"] for row in result["history"]] == list(range(6))
     assert result["seed"] == 1 == result["config"]["seed"]
+    assert result["config"]["dataset"]["root"].startswith("/")
     assert result["command"].startswith("train.py ")
     assert result["commit"] == reports.commit() != "unknown"
     assert "before training: Recall@1" in output
@@ -60,16 +61,6 @@ def test_a_run_folder_holds_pictures_curves_and_the_log(trained):
     history = json.loads((folder / "result.json").read_text())["history"]
     assert recalls == pytest.approx([row["recall"]["1"] for row in history], abs=1e-6)
     assert list((folder / "tensorboard").glob("events.*"))
-
-
-def test_checkpoint_is_plain_and_knows_itself(trained):
-    folder, _ = trained
-    content = torch.load(folder / "best.ckpt", weights_only=True)
-    made = content["proxy_anchor"]
-    assert made["model"]["backbone"] == "test_resnet"
-    assert len(made["classes"]) == 40
-    assert made["config"]["dataset"]["root"].startswith("/")
-    assert "loss.proxies" in content["state_dict"]
 
 
 @pytest.mark.parametrize(("which", "file"), [("best", ""), ("last", "/last.ckpt")])
@@ -227,15 +218,8 @@ def test_the_running_mean_is_what_is_evaluated_and_saved(tmp_path, monkeypatch):
         weights.append({name: value.detach().clone() for name, value in self.state_dict().items()})
 
     monkeypatch.setattr(MetricLearner, "optimizer_step", record)
-    arguments = [
-        "callbacks=ema",
-        "callbacks.ema.multi_avg_fn.decay=0.5",
-        *TINY_GLYPHS,
-        "trainer.max_epochs=2",
-        "run=mean",
-        "logger=csv",
-    ]
-    cfg = compose_train(*arguments, f"dataset.root={tmp_path}/data", "trainer.accelerator=cpu")
+    mean = ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.5", "trainer.max_epochs=2", "run=mean"]
+    cfg = compose_train(*TINY_GLYPHS, *mean, f"dataset.root={tmp_path}/data")
     result = train(cfg, tmp_path / "runs" / "mean")
     means = dict(weights[0])
     for step in weights[1:]:
@@ -264,8 +248,8 @@ def test_training_and_evaluation_agree_on_what_is_compiled(tmp_path, monkeypatch
             return self.net(images)
 
     monkeypatch.setattr("proxy_anchor.training.module.CompiledNet", Recording)
-    arguments = [*TINY_GLYPHS, f"dataset.root={tmp_path}/data", "compile=true", "trainer.max_epochs=4", "logger=csv"]
-    cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2", "trainer.accelerator=cpu")
+    arguments = [*TINY_GLYPHS, f"dataset.root={tmp_path}/data", "compile=true", "trainer.max_epochs=4"]
+    cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2")
     result = train(cfg, tmp_path / "run")
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         evaluate(compose("evaluate", [f"checkpoint={tmp_path}/run/last.ckpt"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-QUIET = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv", "trainer.max_epochs=3"]
-
 
 @pytest.fixture(scope="module")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,7 +28,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(data_root: Path, *overrides: str) -> DictConfig:
     """8 classes of 8 images in batches of 16: an epoch has 4 steps."""
-    return compose_train(*TINY_GLYPHS, *QUIET, f"dataset.root={data_root}", *overrides)
+    return compose_train(*TINY_GLYPHS, "trainer.max_epochs=3", f"dataset.root={data_root}", *overrides)
 
 
 def evaluated(file: Path) -> dict[str, float]:
@@ -54,7 +51,7 @@ def evaluated(file: Path) -> dict[str, float]:
     ids=lambda value: " ".join(map(str, value or ["any"])),
 )
 def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
-    data_root: Path, tmp_path: Path, overrides: list[str], epochs: list[int] | None, capsys: pytest.CaptureFixture
+    data_root: Path, tmp_path: Path, overrides: list[str], epochs: list[int] | None
 ) -> None:
     result = train(config(data_root, *overrides), tmp_path)
     trained = result["history"][1:]
@@ -68,11 +65,6 @@ def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
     if trained[0]["epoch"] == 1:  # every epoch is evaluated
         assert losses == [row["train_loss"] for row in trained]
     assert [row["train_loss"] for row in trained] == [losses[row["epoch"] - 1] for row in trained]
-    assert json.loads((tmp_path / "result.json").read_text())["last"]["train_loss"] == trained[-1]["train_loss"]
-    printed = capsys.readouterr().out
-    for row in trained:
-        assert f"epoch {row['epoch']}/" in printed
-        assert f": loss {row['train_loss']:.3f}  Recall@1" in printed
 
 
 @pytest.mark.parametrize(
@@ -139,7 +131,7 @@ def test_recall_of_a_part_of_the_images_is_not_scored(
 
 
 def test_the_profiler_prints_its_table_and_recall_is_scored(tmp_path: Path) -> None:
-    done = run_entry("train.py", *TINY_GLYPHS, *QUIET, "debug=profiler", "run=x", cwd=tmp_path, fresh=True)
+    done = run_entry("train.py", *TINY_GLYPHS, "debug=profiler", "run=x", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     assert "run_training_epoch" in done.stdout + done.stderr
     assert "GPU available" not in done.stdout + done.stderr

@@ -14,7 +14,7 @@ from proxy_anchor.errors import UsageError  # noqa: E402
 from proxy_anchor.sweeps.tuning import Tuning, make_space  # noqa: E402
 from tune import tune  # noqa: E402
 
-ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2", "logger=csv", "trainer.accelerator=cpu", "data.num_workers=0"]
+ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2"]
 SEARCH = "search={optimizer.lr: {min: 1e-4, max: 1e-2, log: true}, loss.alpha: [16, 32]}"
 
 

@@ -16,15 +16,7 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from train import train
 
-RUN = [
-    *TINY_GLYPHS,
-    "trainer.max_epochs=3",
-    "trainer.accelerator=cpu",
-    "logger=csv",
-    "data.eval_batch_size=24",
-    "run=x",
-]
-RUN += ["trainer.enable_progress_bar=false"]
+RUN = [*TINY_GLYPHS, "trainer.max_epochs=3", "data.eval_batch_size=24", "run=x"]
 
 
 @pytest.mark.parametrize("training", [True, False])
