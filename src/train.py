@@ -54,7 +54,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     recall = RecallCallback(
         cfg.recall_k,
         engine=cfg.search_engine.name,
-        select_on=config.selecting_set(cfg),
+        select_on="test" if cfg.validation.name == "test" else "validation",
         scored=scored,
         dims=config.nested_dims(cfg),
     )

@@ -20,7 +20,6 @@ from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.sweeps import launcher
-from proxy_anchor.training.run_lock import HELD_BY_PARENT
 from proxy_anchor.utils import selecting_recall, write_json
 from train import cross_validate, train
 
@@ -104,14 +103,13 @@ def as_overrides(values: dict[str, Any]) -> list[str]:
 
 def work_together(cfg: DictConfig, folder: Path) -> None:
     """launcher=local: run this command once per GPU; all share the study until no trial is left."""
-    shared = {WORKER: "1", HELD_BY_PARENT: str(folder.resolve())}
     slots = launcher.make_slots(int(cfg.trainer.accelerator != "cpu"), cfg.launcher.jobs_at_once)
     command = launcher.job_command(HydraConfig.get().overrides.task, cfg.run, folder)
     workers = [launcher.Job(command, Path.cwd(), folder / f"worker{number}") for number in range(len(slots))]
     print(f"{len(workers)} trials at once; they print to {folder}/workerN.log", flush=True)
     launcher.run_here(
         workers,
-        [slot | shared for slot in slots],
+        [slot | {WORKER: "1"} for slot in slots],
         lambda number, reason: print(f"worker {number} {f'failed: {reason}' if reason else 'finished'}", flush=True),
     )
 

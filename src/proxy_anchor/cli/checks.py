@@ -100,12 +100,6 @@ def check_use(cfg: DictConfig, config_name: str) -> None:
         cfg.embed.precision = str(cfg.embed.precision)
 
 
-def check_launcher(cfg: DictConfig) -> None:
-    """Raise UsageError for a launcher without a sweep: it would be ignored."""
-    if cfg.launcher.name != "basic" and HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
-        raise UsageError(f"launcher={cfg.launcher.name}: it runs the jobs of a sweep; add -m, or leave launcher out.")
-
-
 # Arguments of the trainer that a run sets itself, and what to use instead.
 _OWN_TRAINER_KEYS = {
     "callbacks": "add yours with +callbacks.NAME._target_=module.Class",
@@ -162,7 +156,8 @@ def check_config(cfg: DictConfig) -> None:
         notice = rename_former_keys(cfg)
     if notice is not None and rank() == 0:
         print(notice, flush=True)
-    check_launcher(cfg)
+    if cfg.launcher.name != "basic" and HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
+        raise UsageError(f"launcher={cfg.launcher.name}: it runs the jobs of a sweep; add -m, or leave launcher out.")
     check_choice("resume", cfg.resume, ["auto", "never"])
     check_int("embedding_dim", cfg.embedding_dim, 1)
     check_int("seed", cfg.seed, 0)

@@ -46,11 +46,6 @@ def make_paths_absolute(cfg: DictConfig) -> None:
             cfg.dataset[key] = absolute(path)
 
 
-def selecting_set(cfg: DictConfig) -> str:
-    """The set whose Recall selects the epoch."""
-    return "test" if cfg.validation.name == "test" else "validation"
-
-
 def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
     """The data set, with held-out classes and label noise as the config says.
 

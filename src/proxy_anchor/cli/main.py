@@ -25,7 +25,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -62,8 +62,6 @@ class TimmSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """conf/backbone/timm.yaml with the name; for a tagged name the file of the untagged one."""
-        if not self.is_config(config_path):
-            raise ConfigLoadError(f"{config_path} is not a timm model")
         name = self._model_name(config_path)
         untagged = name.partition(".")[0]  # resnet50.tv_in1k is trained as resnet50 is
         base = untagged if (Path(CONF) / "backbone" / f"{untagged}.yaml").is_file() else "timm"
@@ -203,9 +201,6 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             main(handed_on)
         else:
             hydra.main(version_base="1.3", config_path=CONF, config_name=config_name)(job)()
-    except JobError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
     except USER_ERRORS as error:
         failures.append(error)
     except Exception as error:
@@ -228,7 +223,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             leave_error(one_line(failures[0]))  # also AgreedError: the launcher ends the others after the first
         elif rank() == 0 or not any(isinstance(each, AgreedError) for each in causes(failures[0])):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
-        sys.exit(USAGE_ERROR)
+        sys.exit(1 if isinstance(failures[0], JobError) else USAGE_ERROR)
 
 
 def mark_failed(folder: Path, error: Exception) -> None:

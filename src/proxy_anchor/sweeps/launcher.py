@@ -33,8 +33,8 @@ OnEnd = Callable[[int, str | None], None]  # called with a job's number and its 
 PRCTL = ctypes.PyDLL(None).prctl if sys.platform == "linux" else None
 
 
-class JobError(RuntimeError):
-    """A process failed by no user's error; its traceback is on stderr or in FAILURE_FILE."""
+class JobError(UsageError):
+    """A process failed by no user's error; its traceback is on stderr."""
 
 
 def end_with_parent() -> None:
@@ -232,9 +232,6 @@ def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str,
     except RuntimeError as error:
         raise UsageError(f"launcher=slurm: {error} Use launcher=local on this host.") from error
     executor.update_parameters(**parameters)
-    # The workers import this package from where it is imported here.
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     handles = executor.submit_array(list(jobs))
     queue = iter(handles)
     try:
