@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def on_a_terminal(command: list[str]) -> str:
     shown = []
 
     def read(terminal: int) -> bytes:
+        termios.tcsetwinsize(terminal, (40, 120))
         shown.append(os.read(terminal, 65536))
         return shown[-1]
 

@@ -97,29 +97,6 @@ def test_killed_between_best_ckpt_and_the_first_last_ckpt(interrupted, straight,
     assert_same_end(interrupted, straight)
 
 
-@pytest.mark.slow
-def test_best_ckpt_stays_the_best_epoch_in_a_folder_that_was_renamed(straight, tmp_path):
-    chosen = [*RUN, f"dataset.root={straight}/data/glyphs"]
-    here = tmp_path / "runs/x"
-    process = start(*chosen, cwd=tmp_path)
-    wait_for_line(process, "epoch 2/5")
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    moved = here.rename(tmp_path / "runs/y")
-    file = moved / "last.ckpt"
-    content = torch.load(file, weights_only=True)
-    for name, state in content["callbacks"].items():
-        if name.startswith("ModelCheckpoint") and state["monitor"]:  # as if no later epoch could be better
-            best = torch.tensor(1.0)
-            state |= {"best_model_score": best, "kth_value": best, "best_k_models": {state["best_model_path"]: best}}
-    torch.save(content, file)
-    before = (moved / "best.ckpt").read_bytes()
-    output = run_ok("train.py", *chosen, "run=y", cwd=tmp_path)
-    assert "continued after epoch 2 of 5" in output
-    assert (moved / "best.ckpt").read_bytes() == before
-    assert not here.exists()
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "result.json"])
 def test_a_damaged_text_file_is_one_line(name, interrupted, arguments):
     file = interrupted / "runs/x" / name
@@ -137,22 +114,22 @@ class Evil:
         return os.mkdir, ("executed",)
 
 
-def test_a_checkpoint_with_code_is_refused_without_advice_to_run_it(interrupted, arguments):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no earlier one"),
+        ({"more": Evil()}, "more than tensors and plain values, and none of it is executed"),
+    ],
+    ids=["empty", "code"],
+)
+def test_with_no_whole_checkpoint_the_run_is_refused(content, message, interrupted, arguments):
     for file in (interrupted / "runs/x").glob("last.ckpt*"):
-        torch.save({**torch.load(file, weights_only=True), "more": Evil()}, file)
+        file.write_bytes(b"") if content is None else torch.save(torch.load(file, weights_only=True) | content, file)
     done = run_entry("train.py", *arguments, cwd=interrupted)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "it holds more than tensors and plain values, and none of it is executed" in done.stderr
+    assert message in done.stderr
     assert "weights_only" not in done.stderr
     assert not (interrupted / "executed").exists()
-
-
-def test_with_no_whole_checkpoint_the_run_is_refused(interrupted, arguments):
-    for file in (interrupted / "runs/x").glob("last.ckpt*"):
-        file.write_bytes(b"")
-    done = run_entry("train.py", *arguments, cwd=interrupted)
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
-    assert "There is no earlier one" in done.stderr
 
 
 def test_a_finished_run_is_not_repeated(straight, arguments):
@@ -247,3 +224,19 @@ def test_sigterm_before_the_first_step_is_no_finished_run(straight, tmp_path, mo
     assert stop.value.code == 75
     assert not list(tmp_path.rglob("*.json"))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_best_ckpt_stays_the_best_epoch_in_a_folder_that_was_renamed(arguments, tmp_path):
+    with pytest.raises(RuntimeError, match="third epoch"):
+        train(compose_train(*arguments), tmp_path / "x", [Fails()])
+    file = (tmp_path / "x").rename(tmp_path / "y") / "last.ckpt"
+    content = torch.load(file, weights_only=True)
+    for name, state in content["callbacks"].items():
+        if name.startswith("ModelCheckpoint") and state["monitor"]:  # as if no later epoch could be better
+            best = torch.tensor(1.0)
+            state |= {"best_model_score": best, "kth_value": best, "best_k_models": {state["best_model_path"]: best}}
+    torch.save(content, file)
+    before = (tmp_path / "y/best.ckpt").read_bytes()
+    assert train(compose_train(*arguments), tmp_path / "y")["last"]["epoch"] == 5
+    assert (tmp_path / "y/best.ckpt").read_bytes() == before
+    assert not (tmp_path / "x").exists()
