@@ -50,8 +50,7 @@ def test_table_and_curves(compared):
     here, output = compared
     folder = here / "runs" / "both"
     [header, _, *rows] = [line for line in (folder / "comparison.md").read_text().splitlines() if line.startswith("|")]
-    for column in ("best R@1", "best R@8", "last R@1", "images/s", "peak GiB", "epochs to", "s to"):
-        assert column in header
+    assert all(column in header for column in ("best R@1", "last R@1", "images/s", "peak GiB", "epochs to", "s to"))
     assert [row.split("|")[1].strip() for row in rows] == ["proxy_anchor", "triplet"]
     with (folder / "comparison.csv").open() as file:
         lines = {line["loss"]: line for line in csv.DictReader(file)}
@@ -59,15 +58,13 @@ def test_table_and_curves(compared):
     assert float(lines["triplet"]["best R@1 mean"]) == pytest.approx(sum(best) / 2)
     assert lines["triplet"]["best R@1 n"] == "2"
     assert f"{sum(best) / 2:.1f} ±" in output
-    assert result_of(here, "triplet", 1)["peak_memory_gib"] > 0.1
     page = (folder / "index.html").read_text()
-    assert all(f"{loss}/seed{seed}/index.html" in page for loss in ("proxy_anchor", "triplet") for seed in (1, 2))
-    assert page.count("<svg") == 2
+    assert (page.count("/seed1/index.html"), page.count("/seed2/index.html"), page.count("<svg")) == (2, 2, 2)
 
 
 def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
     here, _ = compared
-    shutil.copytree(here, tmp_path / "copy", ignore=shutil.ignore_patterns("single"))
+    shutil.copytree(here, tmp_path / "copy")
     here = tmp_path / "copy"
     folder = here / "runs" / "both"
     (folder / "triplet" / "seed2" / "result.json").unlink()  # as if interrupted

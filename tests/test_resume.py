@@ -16,12 +16,10 @@ import torch
 from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.core.hydra_config import HydraConfig
 from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
-from omegaconf import OmegaConf
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import start as starting
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.runs import BEFORE
 from train import train
 
 
@@ -145,19 +143,6 @@ def test_other_settings_are_named(interrupted, arguments):
     assert done.returncode == 2
     assert "holds a run with other settings (loss.alpha, optimizer.lr)" in done.stderr
     assert (interrupted / "runs/x/last.ckpt").is_file()
-
-
-def test_a_run_that_is_older_than_a_setting_is_the_same_run_without_it(tmp_path):
-    cfg = compose_train(*RUN)
-    made = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
-    for key in BEFORE:
-        place, _, name = key.rpartition(".")
-        del (OmegaConf.select(made, place) if place else made)[name]
-    OmegaConf.save(made, tmp_path / "config.yaml")
-    starting.require_same(cfg, tmp_path)
-    cfg.backbone.drop_path, cfg.float32_precision = 0.1, "ieee"
-    with pytest.raises(UsageError, match=r"other settings \(backbone\.drop_path, float32_precision\)"):
-        starting.require_same(cfg, tmp_path)
 
 
 def test_devices_auto_on_one_device_may_be_continued(tmp_path):

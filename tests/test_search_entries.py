@@ -192,9 +192,6 @@ def test_export_commands(here: Path, run: Callable) -> None:
         assert "largest difference from the checkpoint" in run(command)
     [example] = [command for command in COMMANDS if "onnx_search" in command]
     assert len(run(example).splitlines()) == 5
-    usage = run_entry("../examples/onnx_search.py", cwd=here, fresh=True)
-    assert usage.returncode == 1
-    assert "onnx_search.py MODEL_FOLDER GALLERY_FOLDER QUERY_FILE" in usage.stderr.splitlines()[0]
     assert "## Results" in (here / "to_share" / "README.md").read_text()
     run("python src/search.py checkpoint=to_share index=other_index gallery=my_pictures query=query.jpg")
 

@@ -34,23 +34,13 @@ def test_a_failed_job_is_marked_in_its_folder_and_the_others_finish(swept):
     assert trace.startswith("Traceback")
     assert trace.splitlines()[-1] == reason
     assert done.stderr.splitlines()[-1] == f"error: {reason}"
-    *_, last = lines = done.stdout.strip().splitlines()
-    assert last.startswith("Traces: error.txt in the folders of failed jobs.")
-    table = lines[-7:-2]
-    page = here / "runs/sweep/index.html"
-    assert lines[-2] == f"table, recall_by_settings, links to the runs: {page}; sweep.md, .csv"
-    assert re.findall('<a href="(.*?)"', page.read_text()) == ["0/index.html", "2/index.html"]
+    assert re.search(r"^job +loss.alpha .*best R@1", done.stdout, re.M)  # the table
+    assert re.search(rf"^1 +-1 .*{re.escape(reason)}$", done.stdout, re.M)
+    assert "Traces: error.txt in the folders of failed jobs." in done.stdout
     rows = list(csv.DictReader((here / "runs/sweep/sweep.csv").open()))
     best = [json.loads((here / f"runs/sweep/{job}/result.json").read_text())["best"]["recall"]["1"] for job in (0, 2)]
     assert [float(rows[job]["best R@1"]) for job in (0, 2)] == pytest.approx([100 * each for each in best])
-    assert rows[1]["failed"].startswith("loss.alpha=-1")
-    assert [line.split()[:2] for line in (table[0], *table[2:])] == [
-        ["job", "loss.alpha"],
-        ["0", "16"],
-        ["1", "-1"],
-        ["2", "32"],
-    ]
-    assert reason in table[3]
+    assert (here / "runs/sweep/index.html").read_text().count("index.html") == 2  # the runs
     assert [(here / f"runs/sweep/{number}/result.json").is_file() for number in range(3)] == [True, False, True]
 
 
