@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 import torch
 from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.core.hydra_config import HydraConfig
-from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
+from interruptions import RUN, StopBefore, assert_same_end, copy_as_if_killed, start, wait_for_line
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import start as starting
@@ -165,19 +165,11 @@ class Draws(pl.Callback):
         self.drawn[trainer.current_epoch] = float(torch.rand(()))
 
 
-class Fails(pl.Callback):
-    """Stops training in the third epoch, or sends SIGTERM in the first evaluation."""
-
-    def __init__(self, number: int | None = None) -> None:
-        self.number = number
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        if self.number is None and trainer.current_epoch == 2:
-            raise RuntimeError("in the third epoch")
+class Stopped(pl.Callback):
+    """Sends SIGTERM in the first evaluation."""
 
     def on_validation_batch_end(self, *arguments):
-        if self.number is not None:
-            os.kill(os.getpid(), self.number)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
@@ -190,8 +182,8 @@ def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
     here, there = (tmp_path / each / "runs/x" for each in ("one", "two"))
     whole, resumed = Draws(), Draws()
     train(compose_train(*RUN, *chosen), here, [whole])
-    with pytest.raises(RuntimeError, match="third epoch"):
-        train(compose_train(*RUN, *chosen), there, [Draws(), Fails()])
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(compose_train(*RUN, *chosen), there, [Draws(), StopBefore(3)])
     train(compose_train(*RUN, *chosen), there, [resumed])
     assert resumed.drawn == {2: whole.drawn[2]}
     assert_same_end(tmp_path / "one", tmp_path / "two")
@@ -205,15 +197,15 @@ def test_sigterm_before_the_first_step_is_no_finished_run(straight, tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["train.py", *RUN, f"dataset.root={straight}/data/glyphs"])
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # afterwards as before
     with pytest.raises(SystemExit) as stop:
-        entry.run(lambda cfg: train(cfg, entry.output_folder(), [Fails(signal.SIGTERM)]), "train")
+        entry.run(lambda cfg: train(cfg, entry.output_folder(), [Stopped()]), "train")
     assert stop.value.code == 75
     assert not list(tmp_path.rglob("*.json"))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_best_ckpt_stays_the_best_epoch_in_a_folder_that_was_renamed(arguments, tmp_path):
-    with pytest.raises(RuntimeError, match="third epoch"):
-        train(compose_train(*arguments), tmp_path / "x", [Fails()])
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(compose_train(*arguments), tmp_path / "x", [StopBefore(3)])
     file = (tmp_path / "x").rename(tmp_path / "y") / "last.ckpt"
     content = torch.load(file, weights_only=True)
     for name, state in content["callbacks"].items():

@@ -10,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 from commands import TINY_GLYPHS, compose_train, run_entry
 from hydra import compose, initialize_config_dir
+from interruptions import StopBefore
 from omegaconf import DictConfig
 
 from evaluate import evaluate
@@ -138,17 +139,6 @@ def test_the_profiler_prints_its_table_and_recall_is_scored(tmp_path: Path) -> N
     assert (tmp_path / "runs" / "x" / "result.json").is_file()
 
 
-class StopBefore(pl.Callback):
-    """Ends training as a kill between two epochs does."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.current_epoch + 1 == self.epoch:
-            raise KeyError("stopped")
-
-
 def rows(result: dict[str, Any]) -> list[tuple]:
     return [(row["epoch"], row["recall"], row["train_loss"]) for row in result["history"]]
 
@@ -156,7 +146,7 @@ def rows(result: dict[str, Any]) -> list[tuple]:
 def test_a_run_with_max_steps_continues(data_root: Path, tmp_path: Path) -> None:
     cfg = config(data_root, "run=x", "+trainer.max_steps=10")
     whole = train(cfg, tmp_path / "whole")
-    with pytest.raises(KeyError, match="stopped"):
+    with pytest.raises(RuntimeError, match="stopped"):
         train(cfg, tmp_path / "stopped", [StopBefore(2)])
     assert rows(train(cfg, tmp_path / "stopped")) == rows(whole)
     (tmp_path / "stopped" / "result.json").unlink()
