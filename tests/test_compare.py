@@ -59,7 +59,9 @@ def test_table_and_curves(compared):
     assert lines["triplet"]["best R@1 n"] == "2"
     assert f"{sum(best) / 2:.1f} ±" in output
     page = (folder / "index.html").read_text()
-    assert (page.count("/seed1/index.html"), page.count("/seed2/index.html"), page.count("<svg")) == (2, 2, 2)
+    runs = [f"{loss}/seed{seed}/index.html" for loss in ("proxy_anchor", "triplet") for seed in (1, 2)]
+    assert sorted(re.findall('<a href="(.*?)"', page)) == runs
+    assert page.count("<svg") == 2
 
 
 def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
