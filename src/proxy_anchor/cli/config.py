@@ -191,13 +191,13 @@ def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
         write_skipped(folder, splits)
 
 
-def make_network(cfg: DictConfig, **others: Any) -> EmbeddingNet:
-    """The embedding network of a run. others: arguments of `EmbeddingNet` that replace the config's."""
+def make_network(cfg: DictConfig) -> EmbeddingNet:
+    """The embedding network of a run."""
     from proxy_anchor.models.embedding_net import EmbeddingNet
 
     backbone = {key: cfg.backbone[key] for key in ("pooling", "pretrained", "weights", "drop_path")}
     shape = {"image_size": cfg.dataset.images.crop, "batch_norm": cfg.batch_norm}
-    return EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **{**shape, **backbone, **others})
+    return EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **shape, **backbone)
 
 
 def whether_to_compile(cfg: DictConfig, net: EmbeddingNet, num_images: int, before: Checkpoint | None) -> bool:

@@ -49,8 +49,7 @@ def one_line(error: BaseException) -> str:
             return f"{link.filename or 'a file'}: {link.strerror}: {_REPAIRS[link.errno]}."
     text = str(error).strip()
     if match := re.match(r"You must specify '(?P<group>\w+)'", text):  # Hydra's error has no attributes
-        known = [line.strip() for line in text.splitlines()[1:] if line.startswith("\t")]
-        return f"{match['group']} is needed: add {match['group']}=NAME, one of: {', '.join(known)}."
+        return _needed(match["group"])
     if match := re.match(r"Ambiguous value for argument '(?P<given>.*)'", text):
         given = match["given"]
         return (
@@ -86,7 +85,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def _unknown_key(key: str, parent: DictConfig) -> str:
     place, _, name = key.rpartition(".")
     if (Path(CONF) / key).is_dir():  # ~loss
-        return f"{key} is needed: add {key}=NAME, one of: {', '.join(_choices(key))}."
+        return _needed(key)
     known = sorted(map(str, parent))
     groups = {group: parent._get_node(group) for group in known}
     inside = [f"{group}.{name}" for group, node in groups.items() if isinstance(node, DictConfig) and name in node]
@@ -98,6 +97,10 @@ def _unknown_key(key: str, parent: DictConfig) -> str:
 
 def _choices(group: str) -> list[str]:
     return sorted(file.stem for file in (Path(CONF) / group).glob("*.yaml"))
+
+
+def _needed(group: str) -> str:
+    return f"{group} is needed: add {group}=NAME, one of: {', '.join(_choices(group))}."
 
 
 def _unknown_choice(group: str, name: str) -> str:
