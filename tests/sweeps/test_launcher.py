@@ -56,7 +56,7 @@ def test_ranks_see_their_place(tmp_path):
         ("leave_error('image 7 is damaged'); sys.exit(2)", UsageError, "^image 7 is damaged$"),
         ("sys.exit(75)", SystemExit, "75"),
         ("os.kill(os.getppid(), 15)", SystemExit, "75"),
-        ("os.kill(os.getppid(), 2)", KeyboardInterrupt, ""),
+        ("os.kill(os.getppid(), 2)", KeyboardInterrupt, None),
     ],
 )
 def test_a_failed_rank_or_a_signal_ends_all(end, error, message, tmp_path, capfd):

@@ -14,12 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from proxy_anchor.errors import STOPPED, UsageError, check_int
 from proxy_anchor.reports.tables import format_table, write_table
@@ -58,6 +57,8 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
     Raises UsageError with the message of `leave_error`, SystemExit(STOPPED) or KeyboardInterrupt after a signal, and
     JobError, which names the first rank that failed.
     """
+    from unittest.mock import patch  # slow to import
+
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -205,16 +206,15 @@ def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]
 def run_here(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], on_end: OnEnd) -> None:
     """Run all jobs on this host, one per slot at a time. No process is left when this returns or raises."""
     started: list[subprocess.Popen] = []
-    with ThreadPoolExecutor(len(slots)) as pool:
 
-        def start(job: Job, slot: Mapping[str, str]) -> Future[int]:
-            started.append(job.start(slot))
-            return pool.submit(started[-1].wait)
+    def start(job: Job, slot: Mapping[str, str]) -> SimpleNamespace:
+        started.append(process := job.start(slot))
+        return SimpleNamespace(done=lambda: process.poll() is not None, result=process.wait)
 
-        try:
-            _run_all(jobs, start, slots, on_end)
-        finally:
-            _end(started)
+    try:
+        _run_all(jobs, start, slots, on_end)
+    finally:
+        _end(started)
 
 
 def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str, parameters: Mapping[str, Any]) -> None:
@@ -267,8 +267,8 @@ def _run_all(
 ) -> None:
     """Start the jobs, one per slot at a time, and wait for them.
 
-    start(job, slot) returns a future of the exit code; `result()` raises where the job was lost. SIGTERM raises
-    SystemExit(STOPPED), so that the caller ends its jobs.
+    start(job, slot) returns a handle: `done()`, and `result()`, the exit code, which raises where the job was lost.
+    SIGTERM raises SystemExit(STOPPED), so that the caller ends its jobs.
     """
 
     def stop(*_: Any) -> None:
