@@ -73,7 +73,8 @@ def check_use(cfg: DictConfig, config_name: str) -> None:
     _check_against_defaults(cfg, config_name)
     keys = set(cfg)  # `in cfg` leaves out what is needed and not given; reading it raises
     for key in ("checkpoint", "query", "images", "gallery", "index", "output", "compare", "compare_index"):
-        if key in keys and not isinstance(cfg[key], str) and cfg[key] is not None:
+        needed = key in ("checkpoint", "query", "images")
+        if key in keys and not isinstance(cfg[key], str) and (needed or cfg[key] is not None):
             raise UsageError(f"{key}={cfg[key]}: expected a path.")
         if key in keys and cfg[key] is not None and key not in ("checkpoint", "compare"):
             cfg[key] = absolute(cfg[key])

@@ -36,7 +36,9 @@ def one_line(error: BaseException) -> str:
                 return lines[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
             return " ".join(lines)  # a name may hold line breaks
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and isinstance(link.parent_node, DictConfig):
-            return _unknown_key(str(link.full_key), link.parent_node)
+            key = str(link.full_key)
+            taken_away = not isinstance(error, HydraException) and (Path(CONF) / key).is_dir()  # ~loss, no override
+            return _needed(key) if taken_away else _unknown_key(key, link.parent_node)
         if isinstance(link, MissingConfigException) and "/" in str(link.missing_cfg_file):
             return _unknown_choice(*str(link.missing_cfg_file).split("/", 1))
         if isinstance(link, MissingMandatoryValue):
@@ -84,8 +86,6 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _unknown_key(key: str, parent: DictConfig) -> str:
     place, _, name = key.rpartition(".")
-    if (Path(CONF) / key).is_dir():  # ~loss
-        return _needed(key)
     known = sorted(map(str, parent))
     groups = {group: parent._get_node(group) for group in known}
     inside = [f"{group}.{name}" for group, node in groups.items() if isinstance(node, DictConfig) and name in node]
@@ -115,7 +115,7 @@ def _unknown_choice(group: str, name: str) -> str:
 
 _KNOWN = {  # pattern in the message of torch or Lightning: what is said instead
     "^Early stopping conditioned on metric.*": r"callbacks.early_stopping: \g<0>",
-    "^(.*) does not have a deterministic implementation": r"deterministic=true: \1 has no repeatable form on this "
+    "(.*) does not have a deterministic implementation": r"deterministic=true: \1 has no repeatable form on this "
     "device; set trainer.deterministic=warn to go on where there is none, or choose another backbone or loss.",
     "Expected more than 1 value per channel when training": "batch norm cannot train on one value per channel: set "
     "data.batch_size to 2 or more per device, a larger dataset.images.crop, or batch_norm=frozen_statistics.",
