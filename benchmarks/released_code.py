@@ -106,12 +106,12 @@ def train_released(cfg: DictConfig, checkout: Path) -> dict[str, Any]:
         ]
     )
     scheduler = given["scheduler"](optimizer)
-    trained = [parameter for parameter in net.backbone.parameters() if parameter.requires_grad]
+    weights = [parameter for parameter in net.backbone.parameters() if parameter.requires_grad]
     history = []
     for epoch in range(1, cfg.trainer.max_epochs + 1):
         start = time.perf_counter()
         model.train()
-        for parameter in trained:
+        for parameter in weights:
             parameter.requires_grad_(epoch > cfg.optimizer.warmup_epochs)
         for images, labels in loaders["train"]:
             value = loss(model(images.to(device)), labels.to(device))

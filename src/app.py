@@ -14,14 +14,13 @@ def serve(cfg: DictConfig) -> None:
     from proxy_anchor.inference.app.server import LOCAL, make_app, run
     from proxy_anchor.inference.gallery import open_index
 
-    checks.check_retrieval(cfg, "app")
+    checks.check_use(cfg, "app")
     if cfg.compare is None and cfg.compare_index is not None:
         raise UsageError(f"compare_index={cfg.compare_index}: it belongs to a second model; add compare=CHECKPOINT.")
     if cfg.compare == cfg.checkpoint:
         raise UsageError(f"compare={cfg.compare}: expected another model than checkpoint=; leave it out for one model.")
-    retrievers = {cfg.checkpoint: open_index(cfg.checkpoint, cfg.gallery, cfg.index, **cfg.embed)}
-    if cfg.compare is not None:
-        retrievers[cfg.compare] = open_index(cfg.compare, cfg.gallery, cfg.compare_index, **cfg.embed)
+    indices = {cfg.checkpoint: cfg.index} | ({} if cfg.compare is None else {cfg.compare: cfg.compare_index})
+    retrievers = {model: open_index(model, cfg.gallery, index, **cfg.embed) for model, index in indices.items()}
     limits = {"max_upload_mb": cfg.max_upload_mb, "max_pixels": cfg.max_pixels}
     app = make_app(retrievers, hosts=LOCAL if cfg.host in LOCAL else ["*"], **limits)
     run(app, cfg.host, cfg.port)

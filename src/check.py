@@ -33,7 +33,14 @@ def check(cfg: DictConfig) -> bool:
         raise UsageError(f"output={output}: there is no folder {output.parent}: make it, or choose another file.")
     if "allow_partial" in cfg.dataset:
         cfg.dataset.allow_partial = True  # a wrong number of images is printed; the files are checked all the same
-    embedder = _embedder(cfg) if cfg.near else None  # a wrong checkpoint is refused before images are read
+    embedder = None
+    if cfg.near:  # a wrong checkpoint is refused before images are read
+        from proxy_anchor.inference.checkpoint import load_trained
+        from proxy_anchor.inference.embedder import Embedder
+        from proxy_anchor.inference.near import published_features
+
+        net = published_features() if cfg.checkpoint is None else load_trained(cfg.checkpoint)
+        embedder = Embedder(net, **cfg.embed)
     splits = instantiate(cfg.dataset.load, verify_files=False)
     print(splits.describe(), flush=True)
     findings = check_images(splits, num_workers=cfg.num_workers)
@@ -43,14 +50,6 @@ def check(cfg: DictConfig) -> bool:
     if cfg.output is not None:
         write_findings(output, findings)
     return not any(finding.kind in BAD for finding in findings)
-
-
-def _embedder(cfg: DictConfig) -> Embedder:
-    from proxy_anchor.inference.checkpoint import load_trained
-    from proxy_anchor.inference.embedder import Embedder
-    from proxy_anchor.inference.near import published_features
-
-    return Embedder(published_features() if cfg.checkpoint is None else load_trained(cfg.checkpoint), **cfg.embed)
 
 
 def _check_near(splits: Splits, embedder: Embedder, similarity: float, page: Path) -> list[Finding]:
@@ -66,11 +65,5 @@ def _check_near(splits: Splits, embedder: Embedder, similarity: float, page: Pat
     return [finding for finding, _ in found]
 
 
-def check_or_exit(cfg: DictConfig) -> None:
-    """Exit code 1 when an image is unusable."""
-    if not check(cfg):
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    entry.run(check_or_exit, "check")
+    entry.run(lambda cfg: check(cfg) or sys.exit(1), "check")

@@ -11,14 +11,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from omegaconf import DictConfig, ListConfig
 
-from proxy_anchor.cli import checks, config, messages, start
+from proxy_anchor.cli import checks, config, messages
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_int, check_number
-from proxy_anchor.training.run_lock import held
-from proxy_anchor.utils import FAILURE_FILE, read_result
+from proxy_anchor.utils import read_result
 from train import train
 
 LISTS = {"losses": "[proxy_anchor,triplet]", "seeds": "[1,2]", "levels": "[60,70]"}
@@ -39,28 +37,21 @@ def compare(cfg: DictConfig, folder: Path) -> dict[str, list[dict[str, Any]]]:
             if not (places[loss, seed] / "config.yaml").is_file():  # a run that has begun keeps its own
                 job.data.merge_with(chosen[loss])
     results: dict[str, list[dict[str, Any]]] = {loss: [] for loss, _ in configs}
-    failures: dict[str, str] = {}
+    failed = []
     for number, ((loss, seed), job) in enumerate(configs.items(), start=1):
         place = places[loss, seed]
         print(f"\n[{number}/{len(configs)}] {loss}, seed {seed}: {place}", flush=True)
         try:
-            with held(place):
-                results[loss].append(finished(job, place) or train(job, place))
+            results[loss].append(train(job, place))
         except Exception as error:  # the other runs are made
-            failures[f"{loss}, seed {seed}"] = reason = messages.reason(error)
+            failed.append(f"{loss}/seed{seed}")
             entry.mark_failed(place, error)
-            print(f"failed: {reason}", flush=True)
+            print(f"failed: {loss}, seed {seed}: {messages.reason(error)}", flush=True)
         entry.forget_last_run()
 
     if any(results.values()):
         print("\n" + write_comparison(folder, {loss: runs for loss, runs in results.items() if runs}, cfg.levels))
-    for name, reason in failures.items():
-        print(f"failed: {name}: {reason}")
-    if failures:
-        raise UsageError(
-            f"{len(failures)} of {len(configs)} runs failed (see {FAILURE_FILE} in their folders); the same command "
-            f"with run={cfg.run} repeats them."
-        )
+    entry.report_failed("runs", failed, len(configs), cfg.run)
     return results
 
 
@@ -86,10 +77,8 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
     jobs = {}
     for seed in cfg.seeds:
         for loss in cfg.losses:
-            job = jobs[loss, seed] = compose("train", [*shared, f"loss={loss}", f"seed={seed}"])
-            job.run = f"{cfg.run}/{loss}/seed{seed}"
-            config.make_paths_absolute(job)
-            checks.check_config(job)
+            name = f"{cfg.run}/{loss}/seed{seed}"
+            jobs[loss, seed] = checks.compose_run(name, [*shared, f"loss={loss}", f"seed={seed}"])
     return jobs
 
 
@@ -118,15 +107,6 @@ def check_data(jobs: dict[str, DictConfig]) -> dict[str, dict[str, Any]]:
         for loss, job in fitted.items():
             job.data.batch_size = jobs[loss].data.batch_size or common
     return {loss: {key: job.data[key] for key in ("batch_size", "images_per_class")} for loss, job in fitted.items()}
-
-
-def finished(job: DictConfig, place: Path) -> dict[str, Any] | None:
-    """The result of a finished run with the same settings in `place`, or None."""
-    result = read_result(place)
-    if result is not None:
-        start.require_same(job, place)
-        print("finished before, and kept")
-    return result
 
 
 def main(cfg: DictConfig) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from proxy_anchor.cli import checks, config
+from proxy_anchor.cli import checks
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 
@@ -28,10 +28,10 @@ def embed(cfg: DictConfig) -> int:
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.inference.gallery import report_skipped
 
-    checks.check_retrieval(cfg, "embed")
+    checks.check_use(cfg, "embed")
     if cfg.output.endswith(".parquet") and not find_spec("pyarrow"):
         raise UsageError(f"output={cfg.output} needs pyarrow: pip install -e '.[export]', or write .npz.")
-    output, root = Path(config.absolute(cfg.output)), Path(config.absolute(cfg.images))
+    output, root = Path(cfg.output), Path(cfg.images)
     paths, labels = list_images(root)
     embedder = Embedder(load_trained(cfg.checkpoint), **cfg.embed)
     shards = output.with_name(f".{output.name}.parts")

@@ -32,7 +32,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.training.module import MetricLearner
     from proxy_anchor.utils import write_json
 
-    checks.check_evaluation(cfg)
+    checks.check_use(cfg, "evaluate")
     saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
     net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
@@ -86,16 +86,15 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     gallery: dict[str, Any] = {}
     if splits.gallery is not None:
         gallery = {"gallery": embeddings[1], "gallery_labels": splits.gallery.labels}
-    results = {f"recall_at_{k}": value for k, value in recalls.items()}
     logged, place = trainer.callback_metrics, f"{splits.searched}/"  # of the validation classes too
     nested = {key.removeprefix(place): float(logged[key]) for key in logged if key.startswith(place) and "_dim" in key}
-    results |= nested | metrics_at_r(embeddings[0], splits.query.labels, **gallery)
+    others = nested | metrics_at_r(embeddings[0], splits.query.labels, **gallery)
     if cfg.rerank != "none":
-        results |= reranked_metrics(cfg.rerank, embeddings[0], splits.query.labels, list(recalls), **gallery)
+        others |= reranked_metrics(cfg.rerank, embeddings[0], splits.query.labels, list(recalls), **gallery)
     if cfg.nmi:
-        results["nmi"] = nmi(embeddings[0], splits.query.labels)
-    others = {name: value for name, value in results.items() if name not in {f"recall_at_{k}" for k in recalls}}
+        others["nmi"] = nmi(embeddings[0], splits.query.labels)
     print("  ".join(f"{name} {100 * value:.2f}" for name, value in others.items()))
+    results = {f"recall_at_{k}": value for k, value in recalls.items()} | others
     if cfg.output is not None:
         write_json(Path(cfg.output), {"checkpoint": config.absolute(str(saved.path)), **results})
     return results

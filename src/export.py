@@ -16,7 +16,7 @@ def export(cfg: DictConfig) -> float:
     from proxy_anchor.inference.export import TOLERANCE, export
     from proxy_anchor.training.checkpoint import checkpoint_of
 
-    checks.check_retrieval(cfg, "export")
+    checks.check_use(cfg, "export")
     folder = Path(config.absolute(cfg.output or str(checkpoint_of(cfg.checkpoint).with_name(cfg.format))))
     difference = export(load_trained(cfg.checkpoint), cfg.format, folder)
     print(f"{folder}: largest difference from the checkpoint {difference:.1e} (at most {TOLERANCE:.0e})")

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from proxy_anchor.data.table import Splits
     from proxy_anchor.reports.paper import Contract
 
-KINDS = ("runs", "retrieval", "map", "experiments")
 EXPERIMENTS = Path(entry.CONF) / "experiment"
 
 
@@ -40,7 +39,7 @@ def main(cfg: DictConfig) -> None:
     if cfg.map:
         made.append(embedding_map(folder["map"], output or folder["map"] / "report", cfg.method, cfg.tile, cfg.images))
     if not made:
-        raise UsageError(f"a report is needed: add one of {', '.join(f'{each}=' for each in KINDS)} (see --help).")
+        raise UsageError("a report is needed: add one of runs=, retrieval=, map=, experiments= (see --help).")
     print("\n\n".join(made))
 
 
@@ -75,8 +74,8 @@ def contracts(datasets: set[str]) -> list[Contract]:
 
     found = []
     for each in read_experiments(EXPERIMENTS):
-        for expected in each.expect if each.labels and each.dataset in datasets else ():
-            cfg = compose("train", [f"experiment={each.name}", *expected.overrides])
+        for overrides in each.expect if each.labels and each.dataset in datasets else ():
+            cfg = compose("train", [f"experiment={each.name}", *overrides])
             contract: Any = OmegaConf.to_container(cfg, resolve=True)
             found.append(Contract(tuple(each.labels), contract))
     return found

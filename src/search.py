@@ -24,8 +24,8 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     from proxy_anchor.training.checkpoint import checkpoint_of
     from proxy_anchor.utils import write_json
 
-    checks.check_retrieval(cfg, "search")
-    query = Path(config.absolute(cfg.query))
+    checks.check_use(cfg, "search")
+    query = Path(cfg.query)
     queries = find_images(query) if query.is_dir() else [query]
     retriever = open_index(cfg.checkpoint, cfg.gallery, cfg.index, kind=cfg.kind, **cfg.embed)
     if cfg.false_accept_rate is not None:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from proxy_anchor.cli import checks, config, messages, start
 from proxy_anchor.cli import main as entry
+from proxy_anchor.errors import check_int
 from proxy_anchor.training.run_lock import held
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, rank, selecting_recall
 
@@ -43,7 +44,6 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from proxy_anchor.training.run_folder import RunRecord, StopOnSignal
 
     # All checks of the config come before the data.
-    config.make_paths_absolute(cfg)
     checks.check_config(cfg)
     result, before = start.resume_or_start(cfg, folder)
     if result is not None:
@@ -54,7 +54,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     recall = RecallCallback(
         cfg.recall_k,
         engine=cfg.search_engine.name,
-        select_on=config.selecting_set(cfg),
+        select_on="test" if cfg.validation.name == "test" else "validation",
         scored=scored,
         dims=config.nested_dims(cfg),
     )
@@ -134,12 +134,13 @@ def cross_validate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from proxy_anchor.reports.run import fold_summary, write_folds
 
     checks.require_scored(cfg, "validation=folds")
+    check_int("validation.num_folds", cfg.validation.num_folds, 2)
     if cfg.resume == "never":  # otherwise each fold looks into its own folder
         start.require_new(folder)
     if rank() == 0:
         (folder / FAILURE_FILE).unlink(missing_ok=True)
     results = []
-    for fold in range(config.num_folds(cfg)):
+    for fold in range(cfg.validation.num_folds):
         job = deepcopy(cfg)  # a run writes into its config what it chooses for its own images
         job.validation.fold = fold
         results.append(train(job, folder / f"fold{fold}"))

@@ -11,18 +11,16 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.cli import checks, config, messages, start
+from proxy_anchor.cli import checks, messages, start
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.sweeps import launcher
-from proxy_anchor.training.run_lock import HELD_BY_PARENT, held
-from proxy_anchor.utils import FAILURE_FILE, selecting_recall, write_json
+from proxy_anchor.utils import selecting_recall, write_json
 from train import cross_validate, train
 
 WORKER = "PROXY_ANCHOR_TUNING_WORKER"  # set by `work_together`
@@ -50,11 +48,9 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     def run(trial: Any, place: Path) -> float:
         job = trial_config(cfg, shared, trial.params, place.name)
-        with held(place):
-            if job.validation.name == "folds":
-                return selecting_recall(cross_validate(job, place))
-            pruning = Pruning(trial, f"{config.selecting_set(job)}/recall_at_{min(job.recall_k)}")
-            return selecting_recall(train(job, place, [pruning]))
+        if job.validation.name == "folds":
+            return selecting_recall(cross_validate(job, place))
+        return selecting_recall(train(job, place, [Pruning(trial)]))
 
     if not (is_worker := WORKER in os.environ):
         study.repeat_failed()
@@ -97,11 +93,7 @@ def shared_arguments(cfg: DictConfig, searched: list[str]) -> list[str]:
 
 def trial_config(cfg: DictConfig, shared: list[str], values: dict[str, Any], name: str) -> DictConfig:
     """Config of a trial with these values, checked as by train.py."""
-    job = compose("train", [*shared, *as_overrides(values)])
-    job.run = f"{cfg.run}/{name}"
-    config.make_paths_absolute(job)
-    checks.check_config(job)
-    return job
+    return checks.compose_run(f"{cfg.run}/{name}", [*shared, *as_overrides(values)])
 
 
 def as_overrides(values: dict[str, Any]) -> list[str]:
@@ -111,14 +103,13 @@ def as_overrides(values: dict[str, Any]) -> list[str]:
 
 def work_together(cfg: DictConfig, folder: Path) -> None:
     """launcher=local: run this command once per GPU; all share the study until no trial is left."""
-    shared = {WORKER: "1", HELD_BY_PARENT: str(folder.resolve())}
     slots = launcher.make_slots(int(cfg.trainer.accelerator != "cpu"), cfg.launcher.jobs_at_once)
     command = launcher.job_command(HydraConfig.get().overrides.task, cfg.run, folder)
     workers = [launcher.Job(command, Path.cwd(), folder / f"worker{number}") for number in range(len(slots))]
     print(f"{len(workers)} trials at once; they print to {folder}/workerN.log", flush=True)
     launcher.run_here(
         workers,
-        [slot | shared for slot in slots],
+        [slot | {WORKER: "1"} for slot in slots],
         lambda number, reason: print(f"worker {number} {f'failed: {reason}' if reason else 'finished'}", flush=True),
     )
 
@@ -139,9 +130,7 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
         words += as_overrides({key: best[key] for key in searched})
         again = shlex.join(["python", "src/train.py", *words])
         print(f"best: {best['trial']}. On all training classes: {again}", flush=True)
-    if failed := [row["trial"] for row in rows if row["state"] == "failed"]:
-        told = f"{len(failed)} of {len(rows)} trials failed ({', '.join(failed)}; see {FAILURE_FILE} in their folders)"
-        raise UsageError(f"{told}; the same command with run={folder.name} repeats them.")
+    entry.report_failed("trials", [row["trial"] for row in rows if row["state"] == "failed"], len(rows), folder.name)
     return best
 
 

@@ -36,6 +36,8 @@ TINY_GLYPHS = [
     "data.num_workers=0",
     "embedding_dim=16",
     "trainer.max_epochs=1",
+    "trainer.accelerator=cpu",
+    "logger=csv",
 ]
 
 # A folder of pictures of one's own, on the CPU; dataset.root is missing.
@@ -51,7 +53,6 @@ TINY_FOLDER = [
     "data.batch_size=8",
     "data.num_workers=0",
     "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
     "logger=csv",
 ]
 

@@ -10,18 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytorch_lightning as pl
 import torch
 from commands import REPOSITORY, TINY_GLYPHS
 
-RUN = [
-    *TINY_GLYPHS,
-    "trainer.max_epochs=5",
-    "trainer.log_every_n_steps=1",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "logger=csv",
-    "run=x",
-]
+RUN = [*TINY_GLYPHS, "trainer.max_epochs=5", "trainer.log_every_n_steps=1", "run=x"]
 
 SLOWLY = f"""
 import sys, time
@@ -35,6 +28,17 @@ step = module.MetricLearner.training_step
 module.MetricLearner.training_step = lambda *given: (time.sleep(0.05), step(*given))[1]
 entry.run(train.main, "train")
 """
+
+
+class StopBefore(pl.Callback):
+    """Ends training as a kill between two epochs does."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch + 1 == self.epoch:
+            raise RuntimeError("stopped")
 
 
 def start(*arguments: str, cwd: Path, launcher: list[str] | None = None) -> subprocess.Popen[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
 
+SLOW = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., str]:
@@ -33,76 +35,46 @@ def test_every_recorded_row_names_a_commit_and_none_is_made_by_hand(file: Path) 
         assert "note" not in row
 
 
-def test_loss_prints_a_table_and_records_its_rows(run, tmp_path: Path) -> None:
-    arguments = ("--quick", "--device", "cpu", "--output", "results")
-    output = run("loss.py", *arguments)
-    for name in ("bare product", "ours", "ours, compiled", "released code's form"):
-        assert len(re.findall(rf"^ +\d+ .* {name} ", output, re.M)) == 2, name  # two numbers of classes
-
-    rows = rows_of(tmp_path, "loss")
-    assert {"classes", "loss", "time_ratio", "memory_ratio", "date", "commit", "device", "versions"} <= set(rows[0])
-    for row in rows:
-        if row["loss"] == "bare product":
-            assert row["time_ratio"] == 1
-        else:
-            assert row["error_ppm"] < 20, row["loss"]  # the peers compute the same loss
-    run("loss.py", *arguments)
-    assert len(rows_of(tmp_path, "loss")) == 2 * len(rows)  # added to, not replaced
+TINY = " ".join([*TINY_GLYPHS])
+QUICK = "--quick --device cpu --output results"
+SMALL = "--device cpu --network test_resnet --side 32 --batches 4 --output results"
+AXES = ["images"] * 4 + ["batch"] * 4 + ["classes"] * 4 + ["proxies"] * 2  # three of both losses, the last of one
+COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
 
-def test_search_compares_engines_that_agree(run, tmp_path: Path) -> None:
-    output = run("search.py", "--quick", "--device", "cpu", "--output", "results")
-    assert re.search(r"bare product +\d+\.\d+ +1\.00", output)
-    rows = rows_of(tmp_path, "search")
-    assert {"bare product", "torch"} <= {row["engine"] for row in rows}
-
-
-def test_every_backbone_is_dry_run(run, tmp_path: Path) -> None:
-    run("all_backbones.py", "--names", "test_m*", "--pooling", "auto", "gem", "--output", "results")
-    *rows, last = rows_of(tmp_path, "all_backbones")
-    assert [(row["name"], row["asked"], row["outcome"], row["pooling"], row["features"]) for row in rows] == [
-        ("test_mambaout", "auto", "works", "own", 256),
-        ("test_mambaout", "gem", "works", "gem of NHWC", 256),
-        ("test_maxvit", "auto", "works", "avg+max of NCHW", 128),
-        ("test_maxvit", "gem", "works", "gem of NCHW", 128),
-    ]
-    assert last["names"] == 2
-    assert {"commit", "versions"} <= set(last)
-
-
-@pytest.mark.slow
-def test_a_start_is_taken_apart_with_an_empty_and_a_filled_cache(run, tmp_path: Path) -> None:
-    arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
-    run("fast_start.py", *arguments, f"+output={tmp_path / 'results'}")
-    assert (tmp_path / "data").is_dir()  # overrides are relative to where the command was given
+@pytest.mark.parametrize(
+    ("script", "arguments", "column", "values"),
+    [
+        ("search", QUICK, "engine", ["bare product", "torch"]),
+        ("all_backbones", "--names test_m* --output results", "name", ["test_mambaout", "test_maxvit"]),
+        ("throughput", f"{TINY} +output=results", "loading", ["cpu/none"]),
+        ("complexity", f"{QUICK} --losses proxy_anchor soft_triple", "axis", AXES),
+        pytest.param("fast_start", f"{TINY} +output=results", "compiler_cache", ["empty", "filled"], marks=SLOW),
+        pytest.param("ddp", f"--forms own torch_best {SMALL}", "form", ["own", "torch_best"], marks=SLOW),
+        pytest.param(
+            "allocator", f"{QUICK} --backbone test_resnet", "direction", ["evaluating", "training"], marks=SLOW
+        ),
+        pytest.param("devices", f"--keep gpu --devices 1 2 --output results {TINY}", "kept", ["-", "gpu"], marks=SLOW),
+        pytest.param("compiled", f"{QUICK} --jobs 2", "passed", [2, 2], marks=[SLOW, COMPILER]),
+    ],
+)
+def test_a_benchmark_runs_and_records_a_row_for_each_case(run, tmp_path, script, arguments, column, values) -> None:
+    run(f"{script}.py", *arguments.split())
+    rows = [row for row in rows_of(tmp_path, script) if row.get(column) in values]
+    assert [row[column] for row in rows] == values
+    assert "commit" in rows_of(tmp_path, script)[-1]
+    assert all(not row.get("failed") for row in rows)
     assert not (tmp_path / "runs").exists()
-    rows = rows_of(tmp_path, "fast_start")
-    assert [row["compiler_cache"] for row in rows] == ["empty", "filled"]
-    for row in rows:
-        parts = [row[name] for name in ("images_s", "first_eval_s", "compile_s", "other_s")]
-        assert min(parts) >= 0
-        assert sum(parts) == pytest.approx(row["start_s"])
-        assert 0 < row["first_eval_s"] < row["start_s"] < row["wall_s"]
 
 
-def test_throughput_is_a_share_of_the_network_alone(run, tmp_path: Path) -> None:
-    arguments = (*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
-    output = run("throughput.py", *arguments, f"+output={tmp_path / 'results'}")
-    [row] = rows_of(tmp_path, "throughput")
-    assert row["loading"] == "cpu/none"
-    assert row["train_share"] == pytest.approx(row["train_per_s"] / row["train_ceiling"])
-    assert "train_share" in output
-
-
-@pytest.mark.slow
-def test_forms_of_averaging_take_part_on_cpus(run, tmp_path: Path) -> None:
-    sizes = ("--device", "cpu", "--network", "test_resnet", "--side", "32", "--batches", "4")
-    output = run("ddp.py", "--forms", "own", "torch_best", *sizes, "--output", "results")
-    own, torch = rows_of(tmp_path, "ddp")
-    assert own["share"] == 1
-    assert torch["share"] == pytest.approx(own["step_ms"] / torch["step_ms"])
-    assert own["failed"] == torch["failed"] == ""
-    assert "torch_best" in output
+def test_losses_of_the_benchmark_compute_the_same(run, tmp_path: Path) -> None:
+    for number in (1, 2):
+        run("loss.py", *QUICK.split())
+        rows = rows_of(tmp_path, "loss")
+        assert (
+            len([row for row in rows if row["loss"] == "ours"]) == 2 * number
+        )  # two numbers of classes; rows are added
+    assert all(row["error_ppm"] < 20 for row in rows if row["loss"] != "bare product")
 
 
 RELEASED = {  # modules with the names and arguments of the authors' release
@@ -143,7 +115,7 @@ def test_the_released_code_trains_on_the_same_images(tmp_path: Path) -> None:
         file = tmp_path / "checkout" / "code" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    arguments = (*TINY_GLYPHS, "trainer.max_epochs=2", "trainer.accelerator=cpu", f"+output={tmp_path / 'results'}")
+    arguments = (*TINY_GLYPHS, "trainer.max_epochs=2", f"+output={tmp_path / 'results'}")
     # A process of its own: the release's modules have names that others have too.
     done = run_entry("../benchmarks/released_code.py", "checkout", *arguments, cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
@@ -152,15 +124,6 @@ def test_the_released_code_trains_on_the_same_images(tmp_path: Path) -> None:
     assert released["network"] == here["network"]
     assert released["level"] == pytest.approx(min(released["best_recall_at_1"], here["best_recall_at_1"]))
     assert all(1 <= row["epochs_to_level"] <= 2 and row["images_per_s"] > 0 for row in (released, here))
-
-
-@pytest.mark.slow
-def test_allocator_compares_two_processes(run, tmp_path: Path) -> None:
-    arguments = ("--quick", "--backbone", "test_resnet", "--output", "results")
-    run("allocator.py", *arguments)
-    rows = rows_of(tmp_path, "allocator")
-    assert [row["direction"] for row in rows] == ["evaluating", "training"]
-    assert all(row["speed_up"] > 0 for row in rows)
 
 
 def test_the_made_up_set_is_read_as_sop(run, tmp_path: Path) -> None:
@@ -174,46 +137,6 @@ def test_the_made_up_set_is_read_as_sop(run, tmp_path: Path) -> None:
         61,
         11,
     )
-
-
-@pytest.mark.slow
-def test_devices_are_compared_with_one(run, tmp_path: Path) -> None:
-    tiny = [*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv"]
-    run("devices.py", "--output", "results", "--keep", "gpu", "--devices", "1", "2", *tiny)
-    assert (tmp_path / "data").is_dir()  # overrides are relative to where the command was given
-    assert not (tmp_path / "runs").exists()
-    rows = rows_of(tmp_path, "devices")
-    assert [(row["devices"], row["kept"], row["batch"]) for row in rows] == [
-        (1, "-", 16),
-        (2, "gpu", 32),
-    ]
-    assert rows[0]["efficiency"] == 1
-    for row in rows[1:]:
-        assert row["efficiency"] == pytest.approx(row["train_per_s"] / rows[0]["train_per_s"] / 2)
-
-
-@pytest.mark.slow
-def test_compiled_checks_each_network_in_a_process_of_its_own(run, tmp_path: Path) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("torch.compile needs a C++ compiler on a CPU")
-    run("compiled.py", "--quick", "--device", "cpu", "--output", "results", "--jobs", "2")
-    rows = rows_of(tmp_path, "compiled")
-    assert [(row["network"], row["batch_norm"]) for row in rows] == [
-        ("test_resnet", "train"),
-        ("test_resnet", "frozen_statistics"),
-    ]
-    assert all(row["passed"] == row["draws"] == 2 and row["refused"] == "" for row in rows)
-    assert all(0.5 < row["plain"] < 1 and 0.5 < row["compiled"] < 1 for row in rows)
-
-
-def test_complexity_measures_every_axis_and_draws_it(run, tmp_path: Path) -> None:
-    arguments = ("--quick", "--device", "cpu", "--output", "results", "--losses", "proxy_anchor", "soft_triple")
-    assert "O(MCU²)" in run("complexity.py", *arguments)
-    rows = rows_of(tmp_path, "complexity")
-    assert len(rows) == 2 * 2 * 3 + 2  # three axes for all, proxies for one
-    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 and row["commit"] for row in rows)
-    for axis in ("images", "batch", "classes", "proxies"):
-        assert (tmp_path / "results" / f"complexity_{axis}.svg").stat().st_size > 1000
 
 
 def test_a_record_of_a_study_holds_no_path_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

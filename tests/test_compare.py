@@ -12,10 +12,9 @@ import weakref
 import pytest
 import torch
 from commands import TINY_GLYPHS, compose_train, composed, run_entry, run_ok
-from PIL import Image
 
 from compare import check_data, compare
-from proxy_anchor.cli import checks, config, messages
+from proxy_anchor.cli import checks, messages
 from proxy_anchor.cli import main as entry
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.errors import UsageError
@@ -23,7 +22,7 @@ from proxy_anchor.reports.figures import recall_curves
 from proxy_anchor.reports.tables import Spread, comparison_rows, notes, reached
 from train import train
 
-TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS, "logger=csv"]
+TWO_BY_TWO = ["losses=[proxy_anchor,triplet]", "seeds=[1,2]", "run=both", *TINY_GLYPHS]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +50,8 @@ def test_table_and_curves(compared):
     here, output = compared
     folder = here / "runs" / "both"
     [header, _, *rows] = [line for line in (folder / "comparison.md").read_text().splitlines() if line.startswith("|")]
-    columns = ("best R@1", "best R@1 - proxy_anchor's", "best R@8", "last R@1")
-    for column in (*columns, "images/s", "peak GiB", "epochs to", "s to"):
-        assert column in header
+    columns = ("best R@1", "best R@1 - proxy_anchor's", "last R@1", "images/s", "peak GiB", "epochs to", "s to")
+    assert all(column in header for column in columns)
     assert [row.split("|")[1].strip() for row in rows] == ["proxy_anchor", "triplet"]
     with (folder / "comparison.csv").open() as file:
         lines = {line["loss"]: line for line in csv.DictReader(file)}
@@ -61,22 +59,15 @@ def test_table_and_curves(compared):
     assert float(lines["triplet"]["best R@1 mean"]) == pytest.approx(sum(best) / 2)
     assert lines["triplet"]["best R@1 n"] == "2"
     assert f"{sum(best) / 2:.1f} ±" in output
-    assert result_of(here, "triplet", 1)["peak_memory_gib"] > 0.1
     page = (folder / "index.html").read_text()
-    assert [f"{loss}/seed{seed}/index.html" in page for loss in ("proxy_anchor", "triplet") for seed in (1, 2)] == [
-        True
-    ] * 4
+    runs = [f"{loss}/seed{seed}/index.html" for loss in ("proxy_anchor", "triplet") for seed in (1, 2)]
+    assert sorted(re.findall('<a href="(.*?)"', page)) == runs
     assert page.count("<svg") == 2
-    assert max(map(len, output.split("\n\n")[-2].splitlines())) <= 100
-    for name in ("recall_by_epoch", "recall_by_seconds"):
-        assert (folder / f"{name}.svg").read_text().startswith("<?xml")
-        with Image.open(folder / f"{name}.png") as picture:
-            assert min(picture.size) > 400
 
 
 def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
     here, _ = compared
-    shutil.copytree(here, tmp_path / "copy", ignore=shutil.ignore_patterns("single"))
+    shutil.copytree(here, tmp_path / "copy")
     here = tmp_path / "copy"
     folder = here / "runs" / "both"
     (folder / "triplet" / "seed2" / "result.json").unlink()  # as if interrupted
@@ -84,7 +75,7 @@ def test_the_same_command_keeps_what_is_finished_and_adds(compared, tmp_path):
     # The data set's absolute place is one of the settings.
     root = f"dataset.root={compared[0] / 'data' / 'glyphs'}"
     output = run_ok("compare.py", *TWO_BY_TWO, "losses=[proxy_anchor,triplet,supcon]", "seeds=[1,2]", root, cwd=here)
-    assert output.count("finished before, and kept") == 3
+    assert output.count("finished: it is not repeated") == 3
     assert output.count("continued after epoch 1 of 1") == 1
     assert (folder / "triplet" / "seed1" / "result.json").stat().st_mtime_ns == before
     assert (folder / "supcon" / "seed2" / "result.json").is_file()
@@ -101,11 +92,11 @@ def test_a_failed_run_is_listed_and_the_others_finish(tmp_path, monkeypatch, cap
         return train(job, place)
 
     monkeypatch.setattr("compare.train", train_or_fail)
-    arguments = ["losses=[triplet,proxy_anchor]", "run=x", *TINY_GLYPHS, "logger=csv", f"dataset.root={tmp_path}/data"]
-    with composed("compare", *arguments, "trainer.accelerator=cpu") as cfg, pytest.raises(UsageError) as caught:
+    arguments = ["losses=[triplet,proxy_anchor]", "run=x", *TINY_GLYPHS, f"dataset.root={tmp_path}/data"]
+    with composed("compare", *arguments) as cfg, pytest.raises(UsageError) as caught:
         compare(cfg, tmp_path / "x")
     assert str(caught.value).startswith(
-        "1 of 2 runs failed (see error.txt in their folders); the same command with run=x"
+        "1 of 2 runs failed (triplet/seed1; see error.txt in their folders); the same command with run=x"
     )
     output = capsys.readouterr().out
     assert "failed: triplet, seed 1: KeyError: 'miner'" in output
@@ -159,15 +150,7 @@ def test_losses_start_alike_and_see_the_same_images(tmp_path, monkeypatch):
 
     monkeypatch.setattr(MetricLearner, "training_step", record)
     for current in ("proxy_anchor", "margin"):
-        cfg = compose_train(
-            f"loss={current}",
-            "data.images_per_class=2",
-            f"dataset.root={tmp_path}/data",
-            *TINY_GLYPHS,
-            "logger=csv",
-            "trainer.enable_progress_bar=false",
-            "trainer.accelerator=cpu",
-        )
+        cfg = compose_train(*TINY_GLYPHS, f"loss={current}", "data.images_per_class=2", f"dataset.root={tmp_path}/data")
         result = train(cfg, tmp_path / current)
         assert result["history"][1]["train_loss"] > 0
     (first, *batches), (other, *others) = seen.values()
@@ -179,23 +162,7 @@ def test_losses_start_alike_and_see_the_same_images(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
-def test_label_noise_is_in_the_result_and_not_in_what_is_searched(tmp_path, capsys):
-    cfg = compose_train(
-        f"dataset.root={tmp_path}/data",
-        "dataset.label_noise=0.25",
-        *TINY_GLYPHS,
-        "logger=csv",
-        "trainer.accelerator=cpu",
-    )
-    result = train(cfg, tmp_path / "run")
-    assert result["label_noise"] == 0.25
-    assert "16 training labels are wrong on purpose (25.0 %)" in capsys.readouterr().out
-    clean = config.load_splits(compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS))
-    assert (config.load_splits(cfg).query.labels == clean.query.labels).all()
-
-
-@pytest.mark.filterwarnings("ignore:Checkpoint directory|The number of training batches|.*treespec, LeafSpec")
-def test_a_run_leaves_no_memory_to_the_next(tmp_path, monkeypatch):
+def test_a_run_leaves_no_memory_to_the_next_and_says_its_label_noise(tmp_path, monkeypatch, capsys):
     made = []
 
     def remember(self, *arguments, original=ImageDataModule.__init__, **named):
@@ -203,10 +170,10 @@ def test_a_run_leaves_no_memory_to_the_next(tmp_path, monkeypatch):
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(ImageDataModule, "__init__", remember)
-    train(
-        compose_train(f"dataset.root={tmp_path}/data", *TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu"),
-        tmp_path / "run",
-    )
+    noisy = ["dataset.label_noise=0.25", f"dataset.root={tmp_path}/data"]
+    result = train(compose_train(*TINY_GLYPHS, *noisy), tmp_path / "run")
+    assert result["label_noise"] == 0.25
+    assert "16 training labels are wrong on purpose (25.0 %)" in capsys.readouterr().out
     entry.forget_last_run()
     [data] = made
     assert data() is None  # and with it the decoded images, which a GPU has to hold

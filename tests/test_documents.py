@@ -18,13 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from commands import REPOSITORY, TINY_GLYPHS, run_ok, trained_beside_pictures
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
+from commands import REPOSITORY, TINY_GLYPHS, composed, run_ok, trained_beside_pictures
 
 from compare import comparison_jobs
 from proxy_anchor.cli import checks
-from proxy_anchor.cli import main as entry
 from tune import shared_arguments
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -118,32 +115,24 @@ def jobs(overrides: list[str]) -> Iterator[list[str]]:
     return map(list, itertools.product(*values))
 
 
-def check(monkeypatch: pytest.MonkeyPatch, script: str, overrides: list[str]) -> None:
+def check(script: str, overrides: list[str]) -> None:
     """What `python src/SCRIPT OVERRIDES` refuses before it reads anything; raises for it."""
     name = script.removesuffix(".py")
-    entry.register_plugins()
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        cfg = compose(name, overrides)
+    with composed(name, *overrides) as cfg:
         if name == "compare":
-            whole = compose(name, overrides, return_hydra_config=True)
-            monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
             comparison_jobs(cfg)
-        if name == "tune":
-            whole = compose(name, overrides, return_hydra_config=True)
-            monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
+        elif name == "tune":
             shared_arguments(cfg, list(cfg.search))
-    if name == "train":
-        checks.check_config(cfg)
-    elif name == "evaluate":
-        checks.check_evaluation(cfg)
-    elif name in ("search", "embed", "export", "app"):
-        checks.check_retrieval(cfg, name)
-    else:
-        assert name in ("prepare", "check", "compare", "tune", "report")
+        elif name == "train":
+            checks.check_config(cfg)
+        elif name in ("evaluate", "search", "embed", "export", "app"):
+            checks.check_use(cfg, name)
+        else:
+            assert name in ("prepare", "check", "report")
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_every_command_is_one_that_is_accepted(line, monkeypatch):
+def test_every_command_is_one_that_is_accepted(line):
     program, *words = shlex.split(line, comments=True)
     script, arguments = next((w, words[n + 1 :]) for n, w in enumerate(words) if w.endswith((".py", ".sh")))
     assert (REPOSITORY / script).is_file()
@@ -155,7 +144,7 @@ def test_every_command_is_one_that_is_accepted(line, monkeypatch):
     overrides = [each for each in arguments if each != "-m"]
     every = [*jobs(overrides)] if "-m" in arguments else [overrides]
     for job in (every[0], every[-1]):
-        check(monkeypatch, name, job)
+        check(name, job)
 
 
 # What a line of the README needs that is not here, or where it runs instead.

@@ -6,9 +6,10 @@ import shlex
 import pytest
 from commands import compose_train, run_entry
 from hydra import compose, initialize_config_dir
+from omegaconf.errors import ConfigAttributeError
 
+from proxy_anchor.cli import checks, messages, start
 from proxy_anchor.cli import main as entry
-from proxy_anchor.cli import messages, start
 from proxy_anchor.errors import FolderTaken, UsageError, check_choice, check_int, check_number, did_you_mean
 
 
@@ -86,7 +87,16 @@ def test_a_path_that_hydra_refuses_is_shown_as_it_works(path, tmp_path):
         assert compose("train", ["dataset=folder", works]).dataset.root == path
 
 
-def test_several_values_without_a_sweep_name_the_flag(tmp_path):
-    assert "seed=1,2 has several values: add -m" in run_entry("train.py", "seed=1,2", cwd=tmp_path).stderr
+def test_several_values_without_a_sweep_name_what_works(tmp_path):
+    said = "seed=1,2 has several values: give one, add -m to a command for a sweep (from Python: a call for each)"
+    assert said in run_entry("train.py", "seed=1,2", cwd=tmp_path).stderr
     jobs = run_entry("train.py", "dataset=folder", "-m", "seed=1,2", "run=x", cwd=tmp_path)
     assert jobs.stdout.count("dataset.root=FOLDER") == 2
+
+
+def test_a_group_that_is_taken_away():
+    for group in ("regulariser", "logger", "callbacks"):
+        assert compose_train(f"~{group}")[group] == {}
+    with pytest.raises(ConfigAttributeError) as caught:
+        checks.check_config(compose_train("~loss"))
+    assert messages.one_line(caught.value).startswith("loss is needed: add loss=NAME, one of: arcface, ")

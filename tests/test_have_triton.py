@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,32 +14,15 @@ from proxy_anchor import utils
 pytest.importorskip("triton")
 
 
-@pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Triton as if it had its link to a GPU."""
+@pytest.mark.parametrize(
+    "error", [None, RuntimeError("no C compiler"), subprocess.CalledProcessError(1, "cc")], ids=str
+)
+def test_triton_is_used_where_it_can_compile(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import driver
 
-    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: None))
-    utils.have_triton.cache_clear()
-    yield monkeypatch
-    utils.have_triton.cache_clear()
-
-
-def test_with_triton_and_a_compiler(link: pytest.MonkeyPatch) -> None:
-    assert utils.have_triton()
-
-
-def test_without_triton(link: pytest.MonkeyPatch) -> None:
-    link.setitem(sys.modules, "triton.runtime", None)
-    assert not utils.have_triton()
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no C compiler"), subprocess.CalledProcessError(1, "cc")], ids=str)
-def test_without_a_compiler(link: pytest.MonkeyPatch, error: Exception) -> None:
-    from triton.runtime import driver
-
-    def fail() -> None:
-        raise error
-
-    link.setattr(driver.active, "get_current_target", fail)
-    assert not utils.have_triton()
+    link = Mock(side_effect=error)
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=link))
+    assert utils.have_triton.__wrapped__() is (error is None)
+    assert link.called
+    monkeypatch.setitem(sys.modules, "triton.runtime", None)
+    assert not utils.have_triton.__wrapped__()

@@ -54,7 +54,7 @@ def test_the_command_lists_every_entry(installed: Path, tmp_path: Path) -> None:
 
 
 def test_it_trains_and_evaluates_outside_the_repository(installed: Path, tmp_path: Path) -> None:
-    trained = run(installed, "proxy-anchor", "train", *TINY_GLYPHS, "run=x", "logger=csv", cwd=tmp_path)
+    trained = run(installed, "proxy-anchor", "train", *TINY_GLYPHS, "run=x", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "runs" / "x" / "result.json").is_file()
     evaluated = run(installed, "proxy-anchor", "evaluate", "checkpoint=runs/x", cwd=tmp_path)

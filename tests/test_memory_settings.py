@@ -13,20 +13,13 @@ _FAULTS = """
 import resource, statistics, torch
 from proxy_anchor.utils import keep_freed_memory
 torch.set_num_threads(1)
-def use():
-    torch.ones(16 * 2**20).sum()
-def faults():
-    for _ in range(5):
-        use()
-    counts = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
-    for _ in range(11):
-        use()
-        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-    # The median: the system may take pages away from any process now and then.
-    return statistics.median(after - before for before, after in zip(counts, counts[1:]))
-plain = faults()
 keep_freed_memory()
-print(plain, faults())
+counts = []
+for _ in range(16):
+    torch.ones(16 * 2**20).sum()
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+# The median: the system may take pages away from any process now and then.
+print(statistics.median(after - before for before, after in zip(counts[5:], counts[6:])))
 """
 
 
@@ -35,6 +28,4 @@ def test_pages_are_not_asked_for_again() -> None:
         pytest.skip("not glibc")
     environment = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", _FAULTS], env=environment, capture_output=True, text=True, check=True)
-    plain, kept = map(float, done.stdout.split())
-    assert kept < 20
-    assert plain > 10 * kept or plain < 20  # a system with huge pages, or one that is told so, has no faults to save
+    assert float(done.stdout) < 20  # of 16,384, each time

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
 import re
-import struct
 import subprocess
 import sys
 import termios
@@ -16,14 +14,7 @@ from pathlib import Path
 import pytest
 from commands import REPOSITORY, TINY_GLYPHS
 
-COMMAND = [
-    sys.executable,
-    str(REPOSITORY / "src/train.py"),
-    *TINY_GLYPHS,
-    "trainer.max_epochs=2",
-    "run=x",
-    "logger=csv",
-]
+COMMAND = [sys.executable, str(REPOSITORY / "src/train.py"), *TINY_GLYPHS, "trainer.max_epochs=2", "run=x"]
 PROMISED = [
     r"run folder: \S+/runs/x",
     r"data: glyphs, 64 train images of 8 classes, 64 query images of 8 classes",
@@ -35,28 +26,22 @@ PROMISED = [
 ]
 
 
-def on_a_terminal(command: list[str], cwd: Path) -> str:
+def on_a_terminal(command: list[str]) -> str:
     """What the command shows on a terminal."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    with subprocess.Popen(command, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-    os.close(ours)
-    assert process.returncode == 0, shown.decode()
-    return shown.decode()
+    shown = []
+
+    def read(terminal: int) -> bytes:
+        termios.tcsetwinsize(terminal, (40, 120))
+        shown.append(os.read(terminal, 65536))
+        return shown[-1]
+
+    assert pty.spawn(command, read) == 0, shown
+    return b"".join(shown).decode()
 
 
-def test_on_a_terminal_the_bar_hides_no_line(tmp_path: Path) -> None:
-    shown = on_a_terminal(COMMAND, tmp_path)
+def test_on_a_terminal_the_bar_hides_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = on_a_terminal(COMMAND)
     for line in PROMISED:
         assert re.search(line, shown), line
     assert re.search(r"epoch 1/2: +\d+%.*4/4", shown)  # the bar counts epochs as the lines do

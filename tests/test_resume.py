@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 import torch
 from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
 from hydra.core.hydra_config import HydraConfig
-from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
+from interruptions import RUN, StopBefore, assert_same_end, copy_as_if_killed, start, wait_for_line
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import start as starting
@@ -37,25 +37,14 @@ def arguments(straight):
 
 
 @pytest.mark.slow
-def test_killed_twice_and_started_again(straight, arguments, tmp_path):
-    chance = random.Random(1)
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_twice_and_started_again(seed, straight, arguments, tmp_path):
+    chance = random.Random(seed)
     for _ in range(2):
         process = start(*arguments, cwd=tmp_path)
-        wait_for_line(process, "learning rates")  # later: moments before it only repeat the start
-        time.sleep(chance.uniform(0, 1.5))
+        time.sleep(chance.uniform(2, 10))  # from the imports to the last epoch
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    run_ok("train.py", *arguments, cwd=tmp_path)
-    assert_same_end(tmp_path, straight)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_killed_at_any_moment(seed, straight, arguments, tmp_path):
-    process, chance = start(*arguments, cwd=tmp_path), random.Random(seed)
-    time.sleep(chance.uniform(2, 10))  # from the imports to the last epoch
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
     run_ok("train.py", *arguments, cwd=tmp_path)
     assert_same_end(tmp_path, straight)
 
@@ -106,29 +95,6 @@ def test_killed_between_best_ckpt_and_the_first_last_ckpt(interrupted, straight,
     assert_same_end(interrupted, straight)
 
 
-@pytest.mark.slow
-def test_best_ckpt_stays_the_best_epoch_in_a_folder_that_was_renamed(straight, tmp_path):
-    chosen = [*RUN, f"dataset.root={straight}/data/glyphs"]
-    here = tmp_path / "runs/x"
-    process = start(*chosen, cwd=tmp_path)
-    wait_for_line(process, "epoch 2/5")
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    moved = here.rename(tmp_path / "runs/y")
-    file = moved / "last.ckpt"
-    content = torch.load(file, weights_only=True)
-    for name, state in content["callbacks"].items():
-        if name.startswith("ModelCheckpoint") and state["monitor"]:  # as if no later epoch could be better
-            best = torch.tensor(1.0)
-            state |= {"best_model_score": best, "kth_value": best, "best_k_models": {state["best_model_path"]: best}}
-    torch.save(content, file)
-    before = (moved / "best.ckpt").read_bytes()
-    output = run_ok("train.py", *chosen, "run=y", cwd=tmp_path)
-    assert "continued after epoch 2 of 5" in output
-    assert (moved / "best.ckpt").read_bytes() == before
-    assert not here.exists()
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "result.json"])
 def test_a_damaged_text_file_is_one_line(name, interrupted, arguments):
     file = interrupted / "runs/x" / name
@@ -146,22 +112,22 @@ class Evil:
         return os.mkdir, ("executed",)
 
 
-def test_a_checkpoint_with_code_is_refused_without_advice_to_run_it(interrupted, arguments):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no earlier one"),
+        ({"more": Evil()}, "more than tensors and plain values, and none of it is executed"),
+    ],
+    ids=["empty", "code"],
+)
+def test_with_no_whole_checkpoint_the_run_is_refused(content, message, interrupted, arguments):
     for file in (interrupted / "runs/x").glob("last.ckpt*"):
-        torch.save({**torch.load(file, weights_only=True), "more": Evil()}, file)
+        file.write_bytes(b"") if content is None else torch.save(torch.load(file, weights_only=True) | content, file)
     done = run_entry("train.py", *arguments, cwd=interrupted)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "it holds more than tensors and plain values, and none of it is executed" in done.stderr
+    assert message in done.stderr
     assert "weights_only" not in done.stderr
     assert not (interrupted / "executed").exists()
-
-
-def test_with_no_whole_checkpoint_the_run_is_refused(interrupted, arguments):
-    for file in (interrupted / "runs/x").glob("last.ckpt*"):
-        file.write_bytes(b"")
-    done = run_entry("train.py", *arguments, cwd=interrupted)
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
-    assert "There is no earlier one" in done.stderr
 
 
 def test_a_finished_run_is_not_repeated(straight, arguments):
@@ -182,9 +148,9 @@ def test_other_settings_are_named(interrupted, arguments):
 def test_devices_auto_on_one_device_may_be_continued(tmp_path):
     # The command asks whether it has to become several processes before it looks for what to continue.
     (tmp_path / "last.ckpt").touch()
-    cfg = compose_train(*TINY_GLYPHS, "trainer.devices=auto", "trainer.accelerator=cpu", f"dataset.root={tmp_path}")
+    cfg = compose_train(*TINY_GLYPHS, "trainer.devices=auto", f"dataset.root={tmp_path}")
     assert starting.ranks_to_start(cfg, tmp_path) == 1
-    never = [*TINY_GLYPHS, "trainer.devices=2", "trainer.accelerator=cpu", "trainer.strategy=ddp", "resume=never"]
+    never = [*TINY_GLYPHS, "trainer.devices=2", "trainer.strategy=ddp", "resume=never"]
     with pytest.raises(UsageError, match="already holds a run: choose another run=NAME"):
         starting.ranks_to_start(compose_train(*never), tmp_path)
 
@@ -199,19 +165,11 @@ class Draws(pl.Callback):
         self.drawn[trainer.current_epoch] = float(torch.rand(()))
 
 
-class Fails(pl.Callback):
-    """Stops training in the third epoch, or sends SIGTERM in the first evaluation."""
-
-    def __init__(self, number: int | None = None) -> None:
-        self.number = number
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        if self.number is None and trainer.current_epoch == 2:
-            raise RuntimeError("in the third epoch")
+class Stopped(pl.Callback):
+    """Sends SIGTERM in the first evaluation."""
 
     def on_validation_batch_end(self, *arguments):
-        if self.number is not None:
-            os.kill(os.getpid(), self.number)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
@@ -224,8 +182,8 @@ def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
     here, there = (tmp_path / each / "runs/x" for each in ("one", "two"))
     whole, resumed = Draws(), Draws()
     train(compose_train(*RUN, *chosen), here, [whole])
-    with pytest.raises(RuntimeError, match="third epoch"):
-        train(compose_train(*RUN, *chosen), there, [Draws(), Fails()])
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(compose_train(*RUN, *chosen), there, [Draws(), StopBefore(3)])
     train(compose_train(*RUN, *chosen), there, [resumed])
     assert resumed.drawn == {2: whole.drawn[2]}
     assert_same_end(tmp_path / "one", tmp_path / "two")
@@ -239,7 +197,23 @@ def test_sigterm_before_the_first_step_is_no_finished_run(straight, tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["train.py", *RUN, f"dataset.root={straight}/data/glyphs"])
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # afterwards as before
     with pytest.raises(SystemExit) as stop:
-        entry.run(lambda cfg: train(cfg, entry.output_folder(), [Fails(signal.SIGTERM)]), "train")
+        entry.run(lambda cfg: train(cfg, entry.output_folder(), [Stopped()]), "train")
     assert stop.value.code == 75
     assert not list(tmp_path.rglob("*.json"))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_best_ckpt_stays_the_best_epoch_in_a_folder_that_was_renamed(arguments, tmp_path):
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(compose_train(*arguments), tmp_path / "x", [StopBefore(3)])
+    file = (tmp_path / "x").rename(tmp_path / "y") / "last.ckpt"
+    content = torch.load(file, weights_only=True)
+    for name, state in content["callbacks"].items():
+        if name.startswith("ModelCheckpoint") and state["monitor"]:  # as if no later epoch could be better
+            best = torch.tensor(1.0)
+            state |= {"best_model_score": best, "kth_value": best, "best_k_models": {state["best_model_path"]: best}}
+    torch.save(content, file)
+    before = (tmp_path / "y/best.ckpt").read_bytes()
+    assert train(compose_train(*arguments), tmp_path / "y")["last"]["epoch"] == 5
+    assert (tmp_path / "y/best.ckpt").read_bytes() == before
+    assert not (tmp_path / "x").exists()

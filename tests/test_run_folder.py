@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,43 +22,14 @@ from proxy_anchor.training import run_lock
 from proxy_anchor.training.module import CHECKPOINT_KEY
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-QUICK = [*TINY_GLYPHS, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv"]
 
 
 @pytest.fixture(scope="module")
 def glyphs(tmp_path_factory):
     """Argument that names a data set that has been drawn."""
     here = tmp_path_factory.mktemp("drawn")
-    run_ok("train.py", *QUICK, "run=x", cwd=here)
+    run_ok("train.py", *TINY_GLYPHS, "run=x", cwd=here)
     return f"dataset.root={here}/data/glyphs"
-
-
-@pytest.fixture
-def start_and_halt(tmp_path):
-    """start_and_halt(*arguments, line=) is the command with all its processes, halted after this line until SIGCONT.
-
-    What others do meanwhile may take any time.
-    """
-    started = []
-
-    def begin(*arguments: str, line: str) -> subprocess.Popen[str]:
-        started.append(process := start(*arguments, cwd=tmp_path))
-        wait_for_line(process, line)
-        os.killpg(process.pid, signal.SIGSTOP)
-        return process
-
-    yield begin
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def ended(process: subprocess.Popen[str]) -> None:
-    """Let it go on to its end, which is a good one."""
-    os.killpg(process.pid, signal.SIGCONT)
-    rest, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, rest
 
 
 def assert_one_run(folder: Path) -> int:
@@ -78,8 +48,8 @@ def assert_one_run(folder: Path) -> int:
 @pytest.mark.slow
 def test_commands_of_one_moment_have_a_folder_each(glyphs, tmp_path):
     seeds = [1, 2, 3, 4]
-    processes = [start(*QUICK, glyphs, f"seed={seed}", cwd=tmp_path) for seed in seeds]
-    processes.append(start("-m", *QUICK, glyphs, "seed=5,6", cwd=tmp_path))
+    processes = [start(*TINY_GLYPHS, glyphs, f"seed={seed}", cwd=tmp_path) for seed in seeds]
+    processes.append(start("-m", *TINY_GLYPHS, glyphs, "seed=5,6", cwd=tmp_path))
     outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 5, outputs
     folders = [each.parent for each in (tmp_path / "runs").rglob("result.json")]
@@ -87,40 +57,31 @@ def test_commands_of_one_moment_have_a_folder_each(glyphs, tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 5  # and no lock file is left
 
 
-@pytest.mark.slow
-def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, start_and_halt, tmp_path):
-    first = start_and_halt(*RUN, glyphs, line="epoch 1/5")
-    before = (tmp_path / "runs/x/config.yaml").read_bytes()
-    for arguments in ([*RUN, "seed=7"], RUN):
-        done = run_entry("train.py", *arguments, glyphs, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == (
-            f"error: {tmp_path}/runs/x is in use by process {first.pid} on {socket.gethostname()}: "
-            "wait until that has ended, or choose another run=NAME.\n"
-        )
-    ended(first)
-    assert (tmp_path / "runs/x/config.yaml").read_bytes() == before
-    assert assert_one_run(tmp_path / "runs/x") == 1
-    assert "finished: it is not repeated" in run_ok("train.py", *RUN, glyphs, cwd=tmp_path)
+def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, tmp_path):
+    folder = tmp_path / "runs/x"
+    with other_process(folder) as first:
+        for arguments in ([*RUN, "seed=7"], RUN):
+            done = run_entry("train.py", *arguments, glyphs, cwd=tmp_path)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr == (
+                f"error: {folder} is in use by process {first.pid} on {socket.gethostname()}: "
+                "wait until that has ended, or choose another run=NAME.\n"
+            )
+    assert not folder.exists()
+    run_ok("train.py", *RUN, glyphs, cwd=tmp_path)
+    assert assert_one_run(folder) == 1
 
 
 @pytest.mark.slow
-def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_does_not(
-    glyphs, start_and_halt, tmp_path
-):
-    # Ranks have sessions of their own: they train on while their launcher is halted.
+def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_does_not(glyphs, tmp_path):
     arguments = [*RUN, glyphs, "trainer.devices=2", "trainer.strategy=ddp", "trainer.max_epochs=400"]
-    first = start_and_halt(*arguments, line="epoch 2/400")
+    first = start(*arguments, cwd=tmp_path)
+    wait_for_line(first, "epoch 2/400")
     refused = run_entry("train.py", *arguments, cwd=tmp_path)
     assert f"in use by process {first.pid} on" in refused.stderr
     # Ranks that torchrun starts are told by the first of them.
-    other = subprocess.run(
-        [*TORCHRUN, str(REPOSITORY / "src/train.py"), *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    torchrun = [*TORCHRUN, str(REPOSITORY / "src/train.py"), *arguments]
+    other = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert other.returncode != 0
     assert other.stderr.count(f"in use by process {first.pid} on") == 1, other.stderr
     first.send_signal(signal.SIGKILL)
@@ -153,12 +114,9 @@ def other_process(folder: Path) -> subprocess.Popen[str]:
 def test_held_until_the_other_has_ended(tmp_path):
     folder = tmp_path / "x"
     other = other_process(folder)
-    with pytest.raises(FolderTaken, match=f"is in use by process {other.pid} on"):
-        run_lock.take(folder, wait_s=0)
-    with pytest.raises(
-        FolderTaken, match=f"is in use by process {other.pid} on"
-    ):  # who was refused says nothing in its place
-        run_lock.take(folder, wait_s=0)
+    for _ in range(2):  # who was refused says nothing in its place
+        with pytest.raises(FolderTaken, match=f"is in use by process {other.pid} on"):
+            run_lock.take(folder, wait_s=0)
     other.communicate("")
     with run_lock.held(folder), run_lock.held(folder):
         assert run_lock.lock_file(folder).read_text() == f"process {os.getpid()} on {socket.gethostname()}"

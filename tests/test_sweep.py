@@ -14,8 +14,7 @@ import torch
 import yaml
 from commands import TINY_GLYPHS, run_entry, run_ok
 
-ARGUMENTS = [*TINY_GLYPHS, "logger=csv", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
-SWEEP = ["-m", "run=sweep", "loss.alpha=16,-1,32", "trainer.max_epochs=2", *ARGUMENTS]
+SWEEP = ["-m", "run=sweep", "loss.alpha=16,-1,32", "trainer.max_epochs=2", *TINY_GLYPHS]
 LOCAL = ["launcher=local", "launcher.jobs_at_once=2"]
 LAUNCHERS = [[], pytest.param(LOCAL, marks=pytest.mark.slow)]
 
@@ -35,29 +34,19 @@ def test_a_failed_job_is_marked_in_its_folder_and_the_others_finish(swept):
     assert trace.startswith("Traceback")
     assert trace.splitlines()[-1] == reason
     assert done.stderr.splitlines()[-1] == f"error: {reason}"
-    *_, last = lines = done.stdout.strip().splitlines()
-    assert last.startswith("Traces: error.txt in the folders of failed jobs.")
-    table = lines[-7:-2]
-    page = here / "runs/sweep/index.html"
-    assert lines[-2] == f"table, recall_by_settings, links to the runs: {page}; sweep.md, .csv"
-    assert re.findall('<a href="(.*?)"', page.read_text()) == ["0/index.html", "2/index.html"]
+    assert re.search(r"^job +loss.alpha .*best R@1", done.stdout, re.M)  # the table
+    assert re.search(rf"^1 +-1 .*{re.escape(reason)}$", done.stdout, re.M)
+    assert "Traces: error.txt in the folders of failed jobs." in done.stdout
     rows = list(csv.DictReader((here / "runs/sweep/sweep.csv").open()))
     best = [json.loads((here / f"runs/sweep/{job}/result.json").read_text())["best"]["recall"]["1"] for job in (0, 2)]
     assert [float(rows[job]["best R@1"]) for job in (0, 2)] == pytest.approx([100 * each for each in best])
-    assert rows[1]["failed"].startswith("loss.alpha=-1")
-    assert [line.split()[:2] for line in (table[0], *table[2:])] == [
-        ["job", "loss.alpha"],
-        ["0", "16"],
-        ["1", "-1"],
-        ["2", "32"],
-    ]
-    assert reason in table[3]
+    assert (here / "runs/sweep/index.html").read_text().count("index.html") == 2  # the runs
     assert [(here / f"runs/sweep/{number}/result.json").is_file() for number in range(3)] == [True, False, True]
 
 
 def test_a_job_equals_the_same_command_alone(swept):
     here, _ = swept
-    run_ok("train.py", "run=single", "loss.alpha=32", "trainer.max_epochs=2", *ARGUMENTS, cwd=here)
+    run_ok("train.py", "run=single", "loss.alpha=32", "trainer.max_epochs=2", *TINY_GLYPHS, cwd=here)
     job, single = here / "runs/sweep/2", here / "runs/single"
     files = [{each.name for each in folder.iterdir()} - {"last.ckpt.previous"} for folder in (job, single)]
     assert files[0] == files[1]  # but for that one, which a slow run has
@@ -94,7 +83,7 @@ def test_a_job_that_is_refused_leaves_the_run_in_its_folder_as_it_is(launcher, s
     (tmp_path / "runs/sweep/1/result.json").unlink()
     (tmp_path / "runs/sweep/1/error.txt").write_text("out of memory\n")
     before = contents(tmp_path)
-    others = ["-m", "run=sweep", "loss.alpha=8,9", "trainer.max_epochs=2", *ARGUMENTS]
+    others = ["-m", "run=sweep", "loss.alpha=8,9", "trainer.max_epochs=2", *TINY_GLYPHS]
     done = run_entry("train.py", *others, f"dataset.root={here}/data/glyphs", *launcher, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     refused = "holds a run with other settings (loss.alpha): choose another run=NAME"
@@ -114,7 +103,7 @@ def test_jobs_through_a_cluster(launcher, swept, tmp_path):
     here, _ = swept
     words = {"slurm": ["launcher=slurm", "launcher.cluster=local"], "ray": ["launcher=ray"]}[launcher]
     data = f"dataset.root={here}/data/glyphs"
-    sweep = ["-m", "run=it's", "loss.alpha=32,-1", "trainer.max_epochs=2", *ARGUMENTS, data, *words]
+    sweep = ["-m", "run=it's", "loss.alpha=32,-1", "trainer.max_epochs=2", *TINY_GLYPHS, data, *words]
     done = run_entry("train.py", *sweep[:1], 'run="it\'s"', *sweep[2:], cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     folder = tmp_path / "runs" / "it's"
@@ -141,15 +130,6 @@ def test_what_no_job_could_do_is_refused_before_the_first(arguments, message, tm
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")
     assert message in done.stderr
     assert not list((tmp_path / "runs").glob("x/[0-9]*"))
-
-
-@pytest.mark.slow
-def test_jobs_of_two_processes_each(tmp_path):
-    words = ["-m", "run=x", "loss.alpha=16,1e30", *ARGUMENTS, "trainer.devices=2", "trainer.strategy=ddp"]
-    done = run_entry("train.py", *words, *LOCAL, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "a gradient is not finite" in (tmp_path / "runs/x/1/error.txt").read_text().splitlines()[-1]
-    assert json.loads((tmp_path / "runs/x/0/result.json").read_text())["num_devices"] == 2
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def test_training_on_glyphs_learns(trained):
     assert 0.05 < max(peaks[:2]) <= peaks[2]
     assert [row["epoch"] for row in result["history"]] == list(range(6))
     assert result["seed"] == 1 == result["config"]["seed"]
+    assert result["config"]["dataset"]["root"].startswith("/")
     assert result["command"].startswith("train.py ")
     assert result["commit"] == reports.commit() != "unknown"
     assert "before training: Recall@1" in output
@@ -59,16 +61,6 @@ def test_a_run_folder_holds_pictures_curves_and_the_log(trained):
     history = json.loads((folder / "result.json").read_text())["history"]
     assert recalls == pytest.approx([row["recall"]["1"] for row in history], abs=1e-6)
     assert list((folder / "tensorboard").glob("events.*"))
-
-
-def test_checkpoint_is_plain_and_knows_itself(trained):
-    folder, _ = trained
-    content = torch.load(folder / "best.ckpt", weights_only=True)
-    made = content["proxy_anchor"]
-    assert made["model"]["backbone"] == "test_resnet"
-    assert len(made["classes"]) == 40
-    assert made["config"]["dataset"]["root"].startswith("/")
-    assert "loss.proxies" in content["state_dict"]
 
 
 @pytest.mark.parametrize(("which", "file"), [("best", ""), ("last", "/last.ckpt")])
@@ -104,15 +96,9 @@ def test_evaluate_warns_of_collapsed_embeddings(trained, tmp_path):
 
 def test_evaluate_on_another_data_set(trained, tmp_path):
     folder, _ = trained
-    pictures = sorted((folder.parent.parent / "data" / "glyphs").rglob("00[0-3].png"))[: 4 * 8]
-    for path in pictures:
-        target = tmp_path / "mine" / path.parent.name
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
-    output = run_ok(
-        "evaluate.py", f"checkpoint={folder}/best.ckpt", "dataset=folder", "dataset.root=mine", cwd=tmp_path
-    )
-    assert "data: mine, 32 query images of 8 classes\n" in output
+    [mine] = (folder.parent.parent / "data" / "glyphs").glob("*/test")
+    output = run_ok("evaluate.py", f"checkpoint={folder}", "dataset=folder", f"dataset.root={mine}", cwd=tmp_path)
+    assert re.search(r"data: test, \d+ query images of 16 classes\n", output)  # all: none of them trains
     assert "Recall@1" in output
 
 
@@ -127,39 +113,27 @@ def test_validation_classes_select_the_epoch(tmp_path):
     assert len(content["proxy_anchor"]["classes"]) == 6  # of 8; two are held out
 
 
-def test_validation_folds_report_the_mean(tmp_path):
-    output = run_ok(
-        "train.py",
-        "run=x",
-        "validation=folds",
-        "validation.num_folds=2",
-        *TINY_GLYPHS,
-        "data.batch_size=8",
-        cwd=tmp_path,
-    )
-    result = json.loads((tmp_path / "runs" / "x" / "result.json").read_text())
-    folds = [json.loads((tmp_path / "runs" / "x" / f"fold{i}" / "result.json").read_text()) for i in range(2)]
-    assert [fold["searched"] for fold in folds] == ["validation", "validation"]
-    mean = sum(fold["last"]["recall"]["1"] for fold in folds) / 2
+def test_folds_choose_the_batch_for_their_own_images_and_report_the_mean(write_images, tmp_path, capsys):
+    write_images(dict(zip("abcdefgh", (1, 2, 3, 4, 5, 6, 7, 8), strict=True)))
+    folds = ["validation=folds", "validation.num_folds=2", f"dataset.root={tmp_path}/images", "data.batch_size=null"]
+    cfg = compose_train(*TINY_FOLDER, "dataset.test_fraction=0.5", "trainer.max_epochs=1", "recall_k=1", *folds)
+    result = cross_validate(cfg, tmp_path / "x")
+    assert result == json.loads((tmp_path / "x/result.json").read_text())
+    chosen = {each["num_train_images"]: each["config"]["data"] for each in result["folds"]}
+    assert len(chosen) == 2
+    assert all(data["batch_size"] == images // 2 for images, data in chosen.items())
+    assert cfg.data.batch_size is None
+    each = [json.loads((tmp_path / f"x/fold{number}/result.json").read_text()) for number in range(2)]
+    assert [fold["searched"] for fold in each] == ["validation", "validation"]
+    mean = sum(fold["last"]["recall"]["1"] for fold in each) / 2
     assert result["last"]["recall"]["1"] == pytest.approx(mean)
-    assert f"last epoch 1: @1 {100 * mean:.1f}" in output
-    page = (tmp_path / "runs" / "x" / "index.html").read_text()
-    for number, fold in enumerate(folds):
+    assert f"last epoch 1: @1 {100 * mean:.1f}" in capsys.readouterr().out
+    page = (tmp_path / "x" / "index.html").read_text()
+    for number, fold in enumerate(each):
         recall = 100 * fold["last"]["recall"]["1"]
         assert f'<a href="fold{number}/index.html">fold{number}</a></td><td>{recall:.1f}</td>' in page
     assert page.count("<svg") == 1
     assert f"selected epoch 1: @1 {100 * mean:.1f}" in page
-    assert result["selected"]["epoch"] == 1
-
-
-def test_every_fold_chooses_the_batch_for_its_own_images(write_images, tmp_path):
-    write_images(dict(zip("abcdefgh", (1, 2, 3, 4, 5, 6, 7, 8), strict=True)))
-    folds = ["validation=folds", "validation.num_folds=2", f"dataset.root={tmp_path}/images", "data.batch_size=null"]
-    cfg = compose_train(*TINY_FOLDER, "dataset.test_fraction=0.5", "trainer.max_epochs=1", "recall_k=1", *folds)
-    chosen = {each["num_train_images"]: each["config"]["data"] for each in cross_validate(cfg, tmp_path / "x")["folds"]}
-    assert len(chosen) == 2
-    assert all(data["batch_size"] == images // 2 for images, data in chosen.items())
-    assert cfg.data.batch_size is None
 
 
 def test_what_is_allowed_is_not_refused(tmp_path):
@@ -174,9 +148,7 @@ BAD_INPUT = {
     "validation=folds validation.num_folds=5": "at least 10",
     "loss.alhpa=16": "unknown key 'loss.alhpa'. Did you mean 'alpha'?",
     "datset=cars": "Did you mean 'dataset'?",
-    "optimzer.lr=1": "unknown key 'optimzer'. Did you mean 'optimizer'?",
     "root=mine": "unknown key 'root'. Did you mean 'dataset.root'?",
-    "batch_size=9": "Did you mean 'data.batch_size'?",
     "dataset=carz": "Did you mean 'cars'?",
     "backbone=resnet18 batch_norm=train": "backbone.weights=FILE",
     "backbone=resnet18 backbone.pretrained=false batch_norm=frozen": "add batch_norm=train",
@@ -184,18 +156,14 @@ BAD_INPUT = {
     "+dataset.images.color_jitter=0.4": "unknown key dataset.images.color_jitter. Known in dataset.images: brightness,",
     "embedding_dim=0": "embedding_dim=0: expected a whole number of at least 1",
     "embedding_dim=many": "embedding_dim=many: expected a number, as in embedding_dim=",
-    "loss.delta=x": "loss.delta=x: expected a number",
-    "scheduler=steps": "choose one of: constant, cosine, step",
     "trainer.precision=8": "choose one of: 32, 32-true, bf16-mixed, 16-mixed",
     "recall_k=[0]": "recall_k=0",
     "dataset=folder": "dataset.root=FOLDER",
     "data.batch_size=99999": "Set data.batch_size=64 or less",
     "seed=99999999999": "below 2**32",
     "trainer=null": "an override cannot be understood",
-    "+tagz=[x]": "unknown key tagz.",
     "+trainer.callbacks=[1]": "trainer.callbacks: a run sets it itself; add yours with +callbacks.",
     "+data.batchsize=1": "unknown key data.batchsize. Did you mean 'batch_size'?",
-    "+=": "an override cannot be understood",
     "dataset.root=[1]": "dataset.root=[1]: expected a path",
     "backbone.name=5": "expected a string",
     "trainer.check_val_every_n_epoch=5": "does not divide trainer.max_epochs=1",
@@ -224,16 +192,9 @@ def test_colours_and_drop_path_train_and_are_said(tmp_path):
     colors = ["dataset.images.brightness=0.4", "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"]
     output = run_ok("train.py", "run=x", *TINY_GLYPHS, *colors, "backbone.drop_path=0.2", cwd=tmp_path)
     assert "; colours brightness 0.4, hue 0.1, grayscale 0.2; drop path 0.2, no dropout\n" in output
-    config = OmegaConf.load(tmp_path / "runs/x/config.yaml")
-    assert (config.dataset.images.hue, config.backbone.drop_path) == (0.1, 0.2)
     card = (tmp_path / "runs/x/README.md").read_text()
     assert "their colours varied (brightness 0.4, hue 0.1, grayscale 0.2)" in card
     assert "drop path 0.2" in card
-    evaluated = run_ok("evaluate.py", "checkpoint=runs/x/last.ckpt", "output=numbers.json", cwd=tmp_path)
-    assert "drop" not in evaluated
-    result = json.loads((tmp_path / "runs/x/result.json").read_text())
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
-    assert numbers["recall_at_1"] == result["last"]["recall"]["1"]
 
 
 def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
@@ -257,15 +218,8 @@ def test_the_running_mean_is_what_is_evaluated_and_saved(tmp_path, monkeypatch):
         weights.append({name: value.detach().clone() for name, value in self.state_dict().items()})
 
     monkeypatch.setattr(MetricLearner, "optimizer_step", record)
-    arguments = [
-        "callbacks=ema",
-        "callbacks.ema.multi_avg_fn.decay=0.5",
-        *TINY_GLYPHS,
-        "trainer.max_epochs=2",
-        "run=mean",
-        "logger=csv",
-    ]
-    cfg = compose_train(*arguments, f"dataset.root={tmp_path}/data", "trainer.accelerator=cpu")
+    mean = ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.5", "trainer.max_epochs=2", "run=mean"]
+    cfg = compose_train(*TINY_GLYPHS, *mean, f"dataset.root={tmp_path}/data")
     result = train(cfg, tmp_path / "runs" / "mean")
     means = dict(weights[0])
     for step in weights[1:]:
@@ -294,8 +248,8 @@ def test_training_and_evaluation_agree_on_what_is_compiled(tmp_path, monkeypatch
             return self.net(images)
 
     monkeypatch.setattr("proxy_anchor.training.module.CompiledNet", Recording)
-    arguments = [*TINY_GLYPHS, f"dataset.root={tmp_path}/data", "compile=true", "trainer.max_epochs=4", "logger=csv"]
-    cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2", "trainer.accelerator=cpu")
+    arguments = [*TINY_GLYPHS, f"dataset.root={tmp_path}/data", "compile=true", "trainer.max_epochs=4"]
+    cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2")
     result = train(cfg, tmp_path / "run")
     with initialize_config_dir(entry.CONF, version_base="1.3"):
         evaluate(compose("evaluate", [f"checkpoint={tmp_path}/run/last.ckpt"]))

@@ -16,7 +16,7 @@ from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
 from processes import free_port
 
 TRAIN = str(REPOSITORY / "src" / "train.py")
-TWO = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.strategy=ddp", "trainer.enable_progress_bar=false"]
+TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 from commands import TINY_GLYPHS, compose_train, run_entry
 from hydra import compose, initialize_config_dir
+from interruptions import StopBefore
 from omegaconf import DictConfig
 
 from evaluate import evaluate
@@ -21,8 +21,6 @@ from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-QUIET = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "logger=csv", "trainer.max_epochs=3"]
-
 
 @pytest.fixture(scope="module")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,7 +29,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(data_root: Path, *overrides: str) -> DictConfig:
     """8 classes of 8 images in batches of 16: an epoch has 4 steps."""
-    return compose_train(*TINY_GLYPHS, *QUIET, f"dataset.root={data_root}", *overrides)
+    return compose_train(*TINY_GLYPHS, "trainer.max_epochs=3", f"dataset.root={data_root}", *overrides)
 
 
 def evaluated(file: Path) -> dict[str, float]:
@@ -54,7 +52,7 @@ def evaluated(file: Path) -> dict[str, float]:
     ids=lambda value: " ".join(map(str, value or ["any"])),
 )
 def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
-    data_root: Path, tmp_path: Path, overrides: list[str], epochs: list[int] | None, capsys: pytest.CaptureFixture
+    data_root: Path, tmp_path: Path, overrides: list[str], epochs: list[int] | None
 ) -> None:
     result = train(config(data_root, *overrides), tmp_path)
     trained = result["history"][1:]
@@ -68,11 +66,6 @@ def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
     if trained[0]["epoch"] == 1:  # every epoch is evaluated
         assert losses == [row["train_loss"] for row in trained]
     assert [row["train_loss"] for row in trained] == [losses[row["epoch"] - 1] for row in trained]
-    assert json.loads((tmp_path / "result.json").read_text())["last"]["train_loss"] == trained[-1]["train_loss"]
-    printed = capsys.readouterr().out
-    for row in trained:
-        assert f"epoch {row['epoch']}/" in printed
-        assert f": loss {row['train_loss']:.3f}  Recall@1" in printed
 
 
 @pytest.mark.parametrize(
@@ -139,22 +132,11 @@ def test_recall_of_a_part_of_the_images_is_not_scored(
 
 
 def test_the_profiler_prints_its_table_and_recall_is_scored(tmp_path: Path) -> None:
-    done = run_entry("train.py", *TINY_GLYPHS, *QUIET, "debug=profiler", "run=x", cwd=tmp_path, fresh=True)
+    done = run_entry("train.py", *TINY_GLYPHS, "debug=profiler", "run=x", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     assert "run_training_epoch" in done.stdout + done.stderr
     assert "GPU available" not in done.stdout + done.stderr
     assert (tmp_path / "runs" / "x" / "result.json").is_file()
-
-
-class StopBefore(pl.Callback):
-    """Ends training as a kill between two epochs does."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.current_epoch + 1 == self.epoch:
-            raise KeyError("stopped")
 
 
 def rows(result: dict[str, Any]) -> list[tuple]:
@@ -164,7 +146,7 @@ def rows(result: dict[str, Any]) -> list[tuple]:
 def test_a_run_with_max_steps_continues(data_root: Path, tmp_path: Path) -> None:
     cfg = config(data_root, "run=x", "+trainer.max_steps=10")
     whole = train(cfg, tmp_path / "whole")
-    with pytest.raises(KeyError, match="stopped"):
+    with pytest.raises(RuntimeError, match="stopped"):
         train(cfg, tmp_path / "stopped", [StopBefore(2)])
     assert rows(train(cfg, tmp_path / "stopped")) == rows(whole)
     (tmp_path / "stopped" / "result.json").unlink()

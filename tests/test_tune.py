@@ -14,7 +14,7 @@ from proxy_anchor.errors import UsageError  # noqa: E402
 from proxy_anchor.sweeps.tuning import Tuning, make_space  # noqa: E402
 from tune import tune  # noqa: E402
 
-ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2", "logger=csv", "trainer.accelerator=cpu", "data.num_workers=0"]
+ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2"]
 SEARCH = "search={optimizer.lr: {min: 1e-4, max: 1e-2, log: true}, loss.alpha: [16, 32]}"
 
 
@@ -45,10 +45,7 @@ def test_a_search_ends_with_a_table_and_a_command(searched):
         assert 1e-4 <= row["optimizer.lr"] <= 1e-2
         assert row["loss.alpha"] in (16, 32)
     assert rows[0]["optimizer.lr"] != rows[1]["optimizer.lr"]
-    page = (folder / "index.html").read_text()
-    assert sorted(re.findall('<a href="(.*?)"', page)) == ["trial0/index.html", "trial1/index.html"]
-    assert f"<td>{rows[0]['validation recall']:.1f}</td>" in page
-    assert len((folder / "tuning.md").read_text().splitlines()) == 4
+    assert f"<td>{rows[0]['validation recall']:.1f}</td>" in (folder / "index.html").read_text()
     last = output.strip().splitlines()[-1]
     assert last.startswith(f"best: {rows[0]['trial']}. On all training classes: python src/train.py ")
     assert f"optimizer.lr={rows[0]['optimizer.lr']} loss.alpha={rows[0]['loss.alpha']}" in last

@@ -36,13 +36,8 @@ class JobLauncher(Launcher):
         try:
             if jobs[0].launcher.name == "basic":
                 for number, each in enumerate(jobs):
-                    ended[number] = run_job(
-                        hydra_context=self.hydra_context,
-                        task_function=self.task_function,
-                        config=each,
-                        job_dir_key="hydra.sweep.dir",
-                        job_subdir_key="hydra.sweep.subdir",
-                    )
+                    folder = ("hydra.sweep.dir", "hydra.sweep.subdir")
+                    ended[number] = run_job(self.task_function, each, *folder, hydra_context=self.hydra_context)
             else:
                 self._launch_commands(jobs, job_overrides, ended)
         finally:
@@ -74,12 +69,9 @@ class JobLauncher(Launcher):
         print(f"{len(jobs)} jobs by launcher={cfg.name}; each prints to {folders[0].parent}/JOB.log", flush=True)
 
         def on_end(number: int, reason: str | None) -> None:
-            if reason is None:
-                ended[number] = JobReturn(status=JobStatus.COMPLETED)
-                if (result := read_result(folders[number])) is not None:
-                    ended[number].return_value = selecting_recall(result)
-            else:
-                ended[number] = JobReturn(status=JobStatus.FAILED, _return_value=UsageError(reason))
+            result = None if reason else read_result(folders[number])
+            value = UsageError(reason) if reason else result and selecting_recall(result)
+            ended[number] = JobReturn(status=JobStatus.FAILED if reason else JobStatus.COMPLETED, _return_value=value)
             print(f"[{len(ended)}/{len(jobs)}] {folders[number]}: {reason or 'finished'}", flush=True)
 
         gpus = trainer.devices if trainer.accelerator != "cpu" else 0

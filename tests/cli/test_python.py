@@ -49,6 +49,8 @@ def test_mistakes_are_errors_and_no_exit(tmp_path: Path, monkeypatch) -> None:
         train("sede=1")
     with pytest.raises(UsageError, match=r"backbone.*nothing"):
         train("backbone=nothing")
+    with pytest.raises(UsageError, match=r"seed=1,2 has several values: give one, .*\(from Python: a call for each\)"):
+        train("seed=1,2")
     with pytest.raises(UsageError, match="-m cannot be understood: write key=value"):
         train("-m", "seed=1,2")
     assert list(Path("runs").iterdir()) == []

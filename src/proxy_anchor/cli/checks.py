@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from proxy_anchor.cli.config import absolute, is_scored, learning, make_regularisers
+from proxy_anchor.cli.config import absolute, is_scored, learning, make_paths_absolute, make_regularisers
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, did_you_mean
 
 # Values of more than one type; every other value has the type of its default.
@@ -64,66 +64,47 @@ def _check_against_defaults(cfg: DictConfig, config_name: str) -> None:
     check_types(cfg, compose(config_name, overrides=[each for each in chosen if not each.startswith("experiment=")]))
 
 
-def check_evaluation(cfg: DictConfig) -> None:
-    """Raise UsageError for a value of evaluate.yaml that is out of range."""
-    from proxy_anchor.retrieval.reranking import RERANKINGS
-
-    _check_against_defaults(cfg, "evaluate")
-    check_choice("rerank", cfg.rerank, RERANKINGS)
-    for key in ("checkpoint", "output"):
-        if not isinstance(cfg[key], str) and (key == "checkpoint" or cfg[key] is not None):
-            raise UsageError(f"{key}={cfg[key]}: expected the path of a file.")
-    if cfg.output is not None and (not Path(cfg.output).resolve().parent.is_dir() or Path(cfg.output).is_dir()):
-        raise UsageError(f"output={cfg.output}: expected a file in a folder that exists.")
-    for key, minimum in {"eval_batch_size": 1, "num_workers": 0}.items():
-        if cfg.data[key] is not None:
-            check_int(f"data.{key}", cfg.data[key], minimum)
-
-
-def check_retrieval(cfg: DictConfig, config_name: str) -> None:
-    """Raise UsageError for a value of search, embed, export or app.yaml out of range; make paths absolute."""
+def check_use(cfg: DictConfig, config_name: str) -> None:
+    """Raise UsageError for a value of evaluate, search, embed, export or app.yaml out of range; make paths absolute."""
     from proxy_anchor.retrieval.reranking import RERANKINGS
 
     _check_against_defaults(cfg, config_name)
     keys = set(cfg)  # `in cfg` leaves out what is needed and not given; reading it raises
     for key in ("checkpoint", "query", "images", "gallery", "index", "output", "compare", "compare_index"):
-        if key in keys and not isinstance(cfg[key], str) and cfg[key] is not None:
+        needed = key in ("checkpoint", "query", "images")
+        if key in keys and not isinstance(cfg[key], str) and (needed or cfg[key] is not None):
             raise UsageError(f"{key}={cfg[key]}: expected a path.")
         if key in keys and cfg[key] is not None and key not in ("checkpoint", "compare"):
             cfg[key] = absolute(cfg[key])
     if "gallery" in cfg and cfg.gallery is None and cfg.index is None:
         raise UsageError("gallery is needed: add gallery=DIR, or index=DIR of an earlier search.")
-    if cfg.get("output") is not None and not Path(cfg.output).parent.is_dir():
-        raise UsageError(f"output={cfg.output}: its folder does not exist.")
-    if config_name == "embed" and Path(cfg.output).suffix not in (".npz", ".parquet"):
-        raise UsageError(f"output={cfg.output}: expected a name that ends in .npz or .parquet.")
-    if "k" in cfg:
-        check_int("k", cfg.k, 1)
+    if (output := cfg.get("output")) is not None:
+        if not Path(output).parent.is_dir():
+            raise UsageError(f"output={output}: its folder does not exist.")
+        if config_name == "evaluate" and Path(output).is_dir():
+            raise UsageError(f"output={output}: expected a file.")
+        if config_name == "embed" and Path(output).suffix not in (".npz", ".parquet"):
+            raise UsageError(f"output={output}: expected a name that ends in .npz or .parquet.")
+    if "rerank" in cfg:
         check_choice("rerank", cfg.rerank, RERANKINGS)
+    whole = {"k": 1, "port": 0, "max_pixels": 1, "data.eval_batch_size": 1, "data.num_workers": 0}
+    for key, minimum in whole.items():
+        if (value := OmegaConf.select(cfg, key)) is not None or key in keys:
+            check_int(key, value, minimum)
     if cfg.get("false_accept_rate") is not None:
         check_number("false_accept_rate", cfg.false_accept_rate, 0, maximum=1, exclusive=True)
-    if "port" in cfg:
-        check_int("port", cfg.port, 0)
+    if "max_upload_mb" in cfg:
         check_number("max_upload_mb", cfg.max_upload_mb, 0, exclusive=True)
-        check_int("max_pixels", cfg.max_pixels, 1)
     if "embed" in cfg:
         cfg.embed.precision = str(cfg.embed.precision)
-
-
-def check_launcher(cfg: DictConfig) -> None:
-    """Raise UsageError for a launcher without a sweep: it would be ignored."""
-    if cfg.launcher.name != "basic" and HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
-        raise UsageError(f"launcher={cfg.launcher.name}: it runs the jobs of a sweep; add -m, or leave launcher out.")
 
 
 # Arguments of the trainer that a run sets itself, and what to use instead.
 _OWN_TRAINER_KEYS = {
     "callbacks": "add yours with +callbacks.NAME._target_=module.Class",
     "logger": "choose with logger=..., or add yours with +logger.NAME._target_=module.Class",
-    "plugins": "leave it out",
-    "enable_checkpointing": "leave it out",
-    "barebones": "leave it out",
     "default_root_dir": "choose the run folder with run=NAME",
+    **dict.fromkeys(("plugins", "enable_checkpointing", "barebones"), "leave it out"),
 }
 
 
@@ -144,10 +125,18 @@ def overrides_for_runs(cfg: DictConfig, what: str) -> dict[str, str]:
     return {each: each.partition("=")[0].lstrip("+~") for each in HydraConfig.get().overrides.task}
 
 
+def compose_run(name: str, overrides: list[str]) -> DictConfig:
+    """The config of `python src/train.py OVERRIDES` in runs/`name`, checked as there."""
+    cfg = compose("train", overrides)
+    cfg.run = name
+    check_config(cfg)
+    return cfg
+
+
 def check_config(cfg: DictConfig) -> None:
     """Raise UsageError for a value of train.yaml that is out of range, before any image or weight is read.
 
-    Constructors know most ranges; the cheap ones are called once without data.
+    Makes the data set's paths absolute. Constructors know most ranges; the cheap ones are called once without data.
     """
     from hydra.utils import instantiate
 
@@ -159,9 +148,12 @@ def check_config(cfg: DictConfig) -> None:
     from proxy_anchor.training.float32 import FLOAT32_PRECISIONS
     from proxy_anchor.training.optim import check_learning
 
+    make_paths_absolute(cfg)
     cfg.callbacks = cfg.callbacks or {}  # callbacks=none is null, which also removes the recipe's
     _check_against_defaults(cfg, "train")
-    check_launcher(cfg)
+    if cfg.launcher.name != "basic" and HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
+        raise UsageError(f"launcher={cfg.launcher.name}: it runs the jobs of a sweep; add -m, or leave launcher out.")
+    check_choice("resume", cfg.resume, ["auto", "never"])
     check_int("embedding_dim", cfg.embedding_dim, 1)
     check_int("seed", cfg.seed, 0)
     if cfg.seed >= 2**32:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.errors import UsageError, check_int, counted
+from proxy_anchor.errors import UsageError, counted
 from proxy_anchor.utils import CLASSES_FILE, is_distributed, rank, write_json
 
 if TYPE_CHECKING:
@@ -44,11 +44,6 @@ def make_paths_absolute(cfg: DictConfig) -> None:
             if not isinstance(path, str):
                 raise UsageError(f"dataset.{key}={path}: expected a path.")
             cfg.dataset[key] = absolute(path)
-
-
-def selecting_set(cfg: DictConfig) -> str:
-    """The set whose Recall selects the epoch."""
-    return "test" if cfg.validation.name == "test" else "validation"
 
 
 def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
@@ -135,12 +130,6 @@ def _described(node: DictConfig) -> str:
     return f"{plain['_target_'].rpartition('.')[2]}({arguments})"
 
 
-def num_folds(cfg: DictConfig) -> int:
-    """Number of runs of a cross-validation."""
-    check_int("validation.num_folds", cfg.validation.num_folds, 2)
-    return cfg.validation.num_folds
-
-
 def _members(cfg: DictConfig, group: str, kind: type, called: str) -> dict[str, Any]:
     """{name: what its `_target_` makes} of a group. Raises UsageError for another kind than this, as it is called."""
     from hydra.utils import instantiate
@@ -202,13 +191,13 @@ def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
         write_skipped(folder, splits)
 
 
-def make_network(cfg: DictConfig, **others: Any) -> EmbeddingNet:
-    """The embedding network of a run. others: arguments of `EmbeddingNet` that replace the config's."""
+def make_network(cfg: DictConfig) -> EmbeddingNet:
+    """The embedding network of a run."""
     from proxy_anchor.models.embedding_net import EmbeddingNet
 
     backbone = {key: cfg.backbone[key] for key in ("pooling", "pretrained", "weights", "drop_path")}
     shape = {"image_size": cfg.dataset.images.crop, "batch_norm": cfg.batch_norm}
-    return EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **{**shape, **backbone, **others})
+    return EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **shape, **backbone)
 
 
 def whether_to_compile(cfg: DictConfig, net: EmbeddingNet, num_images: int, before: Checkpoint | None) -> bool:

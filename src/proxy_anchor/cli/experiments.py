@@ -19,31 +19,26 @@ from omegaconf import OmegaConf
 
 from proxy_anchor.errors import UsageError
 
-REQUIRED = ("paper", "expect", "command", "duration", "memory")
-_FIELDS = (*REQUIRED, "note")
-_PACKAGE = "# @package _global_"
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What the paper reports for one job: its overrides (none in a single run) and {K: Recall@K in percent}."""
-
-    overrides: tuple[str, ...]
-    recall: dict[int, float]
+_REQUIRED = {"paper", "expect", "command", "duration", "memory"}
+_CONTRACT = re.compile(r"# @package _global_\n# .+\n((?:#.*\n)+)")
+_FIELD = re.compile(r"# (\w+): *(.*\n(?:#   .*\n)*)")
+_EXPECTED = re.compile(r"((?:\S+=\S+ )*)(R@\d+ \d+\.\d(?:, R@\d+ \d+\.\d)*)")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A file of conf/experiment. jobs: the overrides of each job as Hydra makes them, [()] for a single run."""
+    """A file of conf/experiment.
+
+    Attributes:
+        fields: the contract's text by field.
+        expect: {overrides of a job, () in a single run: {K: the paper's Recall@K in percent}}.
+        jobs: the overrides of each job as Hydra makes them, [()] for a single run.
+        varied: the keys that a sweep varies.
+    """
 
     name: str
-    title: str
-    paper: str
-    expect: tuple[Expectation, ...]
-    command: str
-    duration: str
-    memory: str
-    note: str
+    fields: dict[str, str]
+    expect: dict[tuple[str, ...], dict[int, float]]
     dataset: str
     jobs: tuple[tuple[str, ...], ...]
     varied: tuple[str, ...]
@@ -51,78 +46,36 @@ class Experiment:
     @property
     def labels(self) -> list[str]:
         """The tables and figures of the paper, by their labels in its source."""
-        return re.findall(r"(?:tab|fig):\w+", self.paper)
+        return re.findall(r"(?:tab|fig):\w+", self.fields["paper"])
 
 
 def read_experiment(file: Path) -> Experiment:
-    """Read one file. Raises UsageError, naming file and field, for a contract that is missing or not complete."""
-    title, fields = _read_contract(file)
-    try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(file))
-        datasets = [entry["override /dataset"] for entry in config["defaults"] if "override /dataset" in entry]
-        dataset = datasets[0]
-    except (OSError, LookupError, TypeError) as error:
-        raise UsageError(f"{file}: expected defaults that hold 'override /dataset: NAME'.") from error
-    params = config.get("hydra", {}).get("sweeper", {}).get("params", {})
-    return Experiment(
-        name=file.stem,
-        title=title,
-        expect=_read_expectations(file, fields.pop("expect")),
-        dataset=dataset,
-        jobs=_jobs(params),
-        varied=tuple(params),
-        note=fields.pop("note", ""),
-        **fields,
-    )
-
-
-def _read_contract(file: Path) -> tuple[str, dict[str, str]]:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    comments = lines[: next((row for row, line in enumerate(lines) if not line.startswith("#")), len(lines))]
-    if len(comments) < 2 or comments[0] != _PACKAGE:
-        raise UsageError(f"{file} has no contract: expected '{_PACKAGE}', a title and {', '.join(REQUIRED)}.")
-    fields: dict[str, str] = {}
-    name = ""
-    for line in comments[2:]:
-        if name and line.startswith("#   "):
-            fields[name] = f"{fields[name]}\n{line[1:].strip()}".strip()
-        elif (match := re.fullmatch(r"# (\w+):\s*(.*)", line)) and match[1] in _FIELDS and match[1] not in fields:
-            name = match[1]
-            fields[name] = match[2]
-        else:
-            raise UsageError(f"{file}: {line!r} is not a new field of the contract; known: {', '.join(_FIELDS)}.")
-    if missing := [field for field in REQUIRED if not fields.get(field)]:
-        raise UsageError(f"{file}: the contract lacks {', '.join(missing)}; add '# {missing[0]}: ...' at the top.")
-    return comments[1][1:].strip(), fields
-
-
-def _read_expectations(file: Path, text: str) -> tuple[Expectation, ...]:
-    """`[override ...] R@K value, R@K value` per line."""
-    result = []
-    for line in text.splitlines():
-        overrides, separator, numbers = line.partition("R@")
-        found = re.findall(r"R@(\d+) (\d+\.\d)(?:, |$)", separator + numbers)
-        if ", ".join(f"R@{k} {value}" for k, value in found) != separator + numbers or not found:
-            raise UsageError(f"{file}: expect: {line!r}; expected '[key=value ...] R@1 68.4, R@2 79.2, ...'.")
-        result.append(Expectation(tuple(overrides.split()), {int(k): float(value) for k, value in found}))
-    return tuple(result)
-
-
-def _jobs(params: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
-    """The product of the choices in hydra.sweeper.params, separated by commas."""
-    return tuple(
-        product(
-            *([f"{key}={value}" for value in re.split(r",(?![^{]*})", str(given))] for key, given in params.items())
+    """Read one file. Raises UsageError, naming it, for a contract that is missing or not complete."""
+    text = file.read_text(encoding="utf-8")
+    contract = _CONTRACT.match(text)
+    lines = contract[1] if contract else ""
+    fields = {name: re.sub(r"\n#? *", "\n", value).strip() for name, value in _FIELD.findall(lines)}
+    if not _REQUIRED <= fields.keys() <= {*_REQUIRED, "note"} or _FIELD.sub("", lines):
+        raise UsageError(
+            f"{file}: expected '# @package _global_', a title and '# FIELD: ...' for each of "
+            f"{', '.join(sorted(_REQUIRED))} and, optionally, note; found {', '.join(fields) or 'none'}."
         )
-    )
+    expect = {}
+    for line in fields["expect"].splitlines():
+        if not (found := _EXPECTED.fullmatch(line)):
+            raise UsageError(f"{file}: expect: {line!r}; expected '[key=value ...] R@1 68.4, R@2 79.2, ...'.")
+        recall = re.findall(r"R@(\d+) ([\d.]+)", found[2])
+        expect[tuple(found[1].split())] = {int(k): float(value) for k, value in recall}
+    if not (dataset := re.search(r"^  - override /dataset: (\w+)", text, re.M)):
+        raise UsageError(f"{file}: expected defaults that hold 'override /dataset: NAME'.")
+    params = OmegaConf.select(OmegaConf.load(file), "hydra.sweeper.params") or {}
+    choices = [[f"{key}={value}" for value in re.split(r",(?![^{]*})", str(params[key]))] for key in params]
+    return Experiment(file.stem, fields, expect, dataset[1], tuple(product(*choices)), tuple(params))
 
 
 def read_experiments(folder: Path) -> list[Experiment]:
-    """All files of conf/experiment by name. Raises UsageError as `read_experiment`, or when there are none."""
-    files = sorted(folder.glob("*.yaml"))
-    if not files:
-        raise UsageError(f"{folder} holds no experiments (*.yaml).")
-    return [read_experiment(file) for file in files]
+    """All files of conf/experiment by name. Raises UsageError as `read_experiment`."""
+    return [read_experiment(file) for file in sorted(folder.glob("*.yaml"))]
 
 
 def experiment_rows(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
@@ -141,7 +94,6 @@ def experiment_rows(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
 
 
 def _recall_range(experiment: Experiment) -> str:
-    values = [each.recall[1] for each in experiment.expect]
-    text = f"{min(values):.1f}" if len(values) == 1 else f"{min(values):.1f} to {max(values):.1f}"
-    known, jobs = len(values), len(experiment.jobs)
-    return text if known == jobs else f"{text} ({known} of {jobs} jobs)"
+    ends = dict.fromkeys(f"{end(each[1] for each in experiment.expect.values()):.1f}" for end in (min, max))
+    known, jobs = len(experiment.expect), len(experiment.jobs)
+    return " to ".join(ends) + (f" ({known} of {jobs} jobs)" if known < jobs else "")

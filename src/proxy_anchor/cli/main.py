@@ -25,14 +25,14 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli.command import CONF
 from proxy_anchor.cli.messages import NO_OVERRIDE, USER_ERRORS, causes, one_line, reason
-from proxy_anchor.errors import STOPPED, USAGE_ERROR, AgreedError, FolderTaken, UsageError
+from proxy_anchor.errors import STOPPED, USAGE_ERROR, AgreedError, FolderTaken, UsageError, reason_of
 from proxy_anchor.sweeps.launcher import (
     LAUNCHER,
     SWEEP_JOB,
@@ -44,12 +44,12 @@ from proxy_anchor.sweeps.launcher import (
     write_failure,
 )
 from proxy_anchor.training.run_lock import HELD_BY_PARENT
-from proxy_anchor.utils import RESULT_FILE, keep_freed_memory, rank, read_result
+from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, keep_freed_memory, rank, read_result
 
 STARTED_AT = "PROXY_ANCHOR_STARTED"  # passes STARTED to the ranks of a command, which share a monotonic clock
 # Start of the command, after the interpreter and the imports above.
 STARTED = float(os.environ.get(STARTED_AT, time.monotonic()))
-JOB_FILE, JOB_FOLDER = "PROXY_ANCHOR_JOB_FILE", "PROXY_ANCHOR_JOB_FOLDER"  # set by `run_as_ranks`
+JOB_FILE = "PROXY_ANCHOR_JOB_FILE"  # set by `run_as_ranks`
 
 
 class TimmSource(ConfigSource):
@@ -62,8 +62,6 @@ class TimmSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """conf/backbone/timm.yaml with the name; for a tagged name the file of the untagged one."""
-        if not self.is_config(config_path):
-            raise ConfigLoadError(f"{config_path} is not a timm model")
         name = self._model_name(config_path)
         untagged = name.partition(".")[0]  # resnet50.tv_in1k is trained as resnet50 is
         base = untagged if (Path(CONF) / "backbone" / f"{untagged}.yaml").is_file() else "timm"
@@ -128,8 +126,7 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
     with TemporaryDirectory() as place:
         file = Path(place) / "job.yaml"
         OmegaConf.save(cfg, file, resolve=True)
-        handed_on = {JOB_FILE: str(file), JOB_FOLDER: str(folder), STARTED_AT: str(STARTED)}
-        handed_on[HELD_BY_PARENT] = str(folder.resolve())
+        handed_on = {JOB_FILE: str(file), HELD_BY_PARENT: str(folder.resolve()), STARTED_AT: str(STARTED)}
         run_ranks([sys.executable, *sys.argv], num_ranks, handed_on)
     return read_result(folder) or {}  # a debug mode writes none
 
@@ -165,12 +162,12 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         if isinstance(stream, TextIOWrapper):
             # File names need not be UTF-8. A log or a pipe gets each line as it is printed.
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
-    failures: list[BaseException] = []
+    failure: BaseException | None = None  # what a user can repair
     composed = is_rank
     again = ""  # what continues the run
 
     def job(cfg: DictConfig) -> Any:
-        nonlocal composed, again
+        nonlocal composed, again, failure
         composed = True
         in_sweep = HydraConfig.get().mode != RunMode.RUN
         own_folder = output_folder() != Path.cwd()  # evaluate.py and others run in the working directory
@@ -190,7 +187,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
                 traceback.clear_frames(error.__traceback__)
             if in_sweep or not isinstance(error, USER_ERRORS):
                 raise  # the sweeper counts it as failed
-            failures.append(error)
+            failure = error
         finally:
             if in_sweep:
                 forget_last_run()
@@ -203,17 +200,14 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             main(handed_on)
         else:
             hydra.main(version_base="1.3", config_path=CONF, config_name=config_name)(job)()
-    except JobError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
     except USER_ERRORS as error:
-        failures.append(error)
+        failure = error
     except Exception as error:
         if is_rank and left_by_others():
             sys.exit(1)
         if composed:
             raise
-        failures.append(UsageError(f"{NO_OVERRIDE} ({' '.join(str(error).split()) or type(error).__name__})."))
+        failure = UsageError(f"{NO_OVERRIDE} ({reason_of(error)}).")
     except (KeyboardInterrupt, SystemExit) as stop:
         # Lightning turns Ctrl-C into SystemExit.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
@@ -223,18 +217,27 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         if not is_rank:  # a rank's launcher prints it
             print(f"interrupted{again}.", file=sys.stderr)
         sys.exit(130)
-    if failures:
+    if failure is not None:
         if is_rank:
-            leave_error(one_line(failures[0]))  # also AgreedError: the launcher ends the others after the first
-        elif rank() == 0 or not any(isinstance(each, AgreedError) for each in causes(failures[0])):
-            print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failures[0])}", file=sys.stderr)
-        sys.exit(USAGE_ERROR)
+            leave_error(one_line(failure))  # also AgreedError: the launcher ends the others after the first
+        elif rank() == 0 or not any(isinstance(each, AgreedError) for each in causes(failure)):
+            print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failure)}", file=sys.stderr)
+        sys.exit(1 if isinstance(failure, JobError) else USAGE_ERROR)
 
 
 def mark_failed(folder: Path, error: Exception) -> None:
     """Write the traceback of a failed run into its folder, unless that holds another run."""
     if not (any(isinstance(each, FolderTaken) for each in causes(error)) or (folder / RESULT_FILE).exists()):
         write_failure(folder, "".join(traceback.format_exception(error)), reason(error))
+
+
+def report_failed(kind: str, failed: list[str], number: int, run: str) -> None:
+    """Raise UsageError where some of a number of runs, or trials, have failed."""
+    if failed:
+        raise UsageError(
+            f"{len(failed)} of {number} {kind} failed ({', '.join(failed)}; see {FAILURE_FILE} in their folders); the "
+            f"same command with run={run} repeats them."
+        )
 
 
 def forget_last_run() -> None:
@@ -279,6 +282,4 @@ def quieten() -> None:
 
 def output_folder() -> Path:
     """The run folder that Hydra made."""
-    if JOB_FOLDER in os.environ:
-        return Path(os.environ[JOB_FOLDER])
-    return Path(HydraConfig.get().runtime.output_dir)
+    return Path(os.environ.get(HELD_BY_PARENT) or HydraConfig.get().runtime.output_dir)

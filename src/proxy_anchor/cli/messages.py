@@ -36,7 +36,9 @@ def one_line(error: BaseException) -> str:
                 return lines[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
             return " ".join(lines)  # a name may hold line breaks
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and isinstance(link.parent_node, DictConfig):
-            return _unknown_key(str(link.full_key), link.parent_node)
+            key = str(link.full_key)
+            taken_away = not isinstance(error, HydraException) and (Path(CONF) / key).is_dir()  # ~loss, no override
+            return _needed(key) if taken_away else _unknown_key(key, link.parent_node)
         if isinstance(link, MissingConfigException) and "/" in str(link.missing_cfg_file):
             return _unknown_choice(*str(link.missing_cfg_file).split("/", 1))
         if isinstance(link, MissingMandatoryValue):
@@ -49,12 +51,12 @@ def one_line(error: BaseException) -> str:
             return f"{link.filename or 'a file'}: {link.strerror}: {_REPAIRS[link.errno]}."
     text = str(error).strip()
     if match := re.match(r"You must specify '(?P<group>\w+)'", text):  # Hydra's error has no attributes
-        known = [line.strip() for line in text.splitlines()[1:] if line.startswith("\t")]
-        return f"{match['group']} is needed: add {match['group']}=NAME, one of: {', '.join(known)}."
+        return _needed(match["group"])
     if match := re.match(r"Ambiguous value for argument '(?P<given>.*)'", text):
         given = match["given"]
         return (
-            f"{given} has several values: add -m for a sweep over them, or write {quoted(given)} for one with a comma."
+            f"{given} has several values: give one, add -m to a command for a sweep (from Python: a call for each), or "
+            f"write {quoted(given)} for one with a comma."
         )
     return " ".join(line.strip() for line in str(error).strip().splitlines()[:2]) or type(error).__name__
 
@@ -93,8 +95,16 @@ def _unknown_key(key: str, parent: DictConfig) -> str:
     return f"unknown key {key!r}.{hint} Known{f' in {place}' if place else ''}: {', '.join(known) or 'none'}."
 
 
+def _choices(group: str) -> list[str]:
+    return sorted(file.stem for file in (Path(CONF) / group).glob("*.yaml"))
+
+
+def _needed(group: str) -> str:
+    return f"{group} is needed: add {group}=NAME, one of: {', '.join(_choices(group))}."
+
+
 def _unknown_choice(group: str, name: str) -> str:
-    known = sorted(file.stem for file in (Path(CONF) / group).glob("*.yaml"))
+    known = _choices(group)
     if group == "backbone":
         import timm
 
@@ -103,12 +113,15 @@ def _unknown_choice(group: str, name: str) -> str:
     return f"{group}={name} is not known; choose one of: {', '.join(known)}.{did_you_mean(name, known)}"
 
 
-_KNOWN = {  # a part of torch's message
+_KNOWN = {  # pattern in the message of torch or Lightning: what is said instead
+    "^Early stopping conditioned on metric.*": r"callbacks.early_stopping: \g<0>",
+    "(.*) does not have a deterministic implementation": r"deterministic=true: \1 has no repeatable form on this "
+    "device; set trainer.deterministic=warn to go on where there is none, or choose another backbone or loss.",
     "Expected more than 1 value per channel when training": "batch norm cannot train on one value per channel: set "
     "data.batch_size to 2 or more per device, a larger dataset.images.crop, or batch_norm=frozen_statistics.",
-    "No working C++ compiler found": "compile=true needs a C++ compiler on a CPU, and none was found: install g++, or "
-    "set compile=false.",
-    "DataLoader worker (pid": "a worker process that reads images was killed, often because memory (or /dev/shm) was "
+    r"No working C\+\+ compiler found": "compile=true needs a C++ compiler on a CPU, and none was found: install g++, "
+    "or set compile=false.",
+    r"DataLoader worker \(pid": "a worker process that reads images was killed, often because memory (or /dev/shm) was "
     "full: set a smaller data.num_workers; the same command with run=NAME continues the run.",
     "backward through the graph a second time": "the loss keeps tensors of an earlier step with their graph: detach "
     "them there, or choose another loss.",
@@ -139,15 +152,7 @@ def explained(cfg: DictConfig) -> Iterator[None]:
     except MisconfigurationException as error:
         raise UsageError(" ".join(str(error).split())) from error
     except (RuntimeError, ValueError) as error:
-        if str(error).startswith("Early stopping conditioned on metric"):
-            raise UsageError(f"callbacks.early_stopping: {str(error).splitlines()[0]}") from error
-        for sign, repair in _KNOWN.items():
-            if sign in str(error):
-                raise UsageError(repair) from error
-        if "does not have a deterministic implementation" not in str(error):
-            raise
-        operation = str(error).split(" does not")[0]
-        raise UsageError(
-            f"deterministic=true: {operation} has no repeatable form on this device; set trainer.deterministic=warn "
-            "to go on where there is none, or choose another backbone or loss."
-        ) from error
+        for pattern, meaning in _KNOWN.items():
+            if match := re.search(pattern, str(error)):
+                raise UsageError(match.expand(meaning)) from error
+        raise

@@ -11,9 +11,8 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli.checks import check_config
-from proxy_anchor.cli.config import make_paths_absolute
-from proxy_anchor.errors import FolderTaken, UsageError, check_choice
-from proxy_anchor.reports.runs import NO_EFFECT, flat
+from proxy_anchor.errors import FolderTaken, UsageError
+from proxy_anchor.reports.runs import NO_EFFECT, settings
 from proxy_anchor.training.run_lock import take
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, is_distributed, rank, read_result
 
@@ -30,7 +29,6 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
     """
     if is_distributed() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
         return 1
-    make_paths_absolute(cfg)
     check_config(cfg)
     given = cfg.trainer.get("strategy", "auto")
     if isinstance(given, str) and given != "auto" and not given.startswith("ddp"):
@@ -124,7 +122,10 @@ def resume_or_start(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any] | Non
     def look() -> tuple[dict[str, Any] | None, Checkpoint | None]:
         if is_distributed():
             take(folder)
-        result = _finished(cfg, folder)
+        result = read_result(folder) if cfg.resume == "auto" else None
+        if result is not None:
+            require_same(cfg, folder)
+            print(f"{folder} holds this run, finished: it is not repeated (numbers: {RESULT_FILE}).", flush=True)
         before = checkpoint_to_continue(cfg, folder) if result is None else None
         (folder / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier attempt at this run
         return result, before
@@ -153,15 +154,6 @@ def require_new(folder: Path) -> None:
     """Raise FolderTaken where the folder holds a run. Only the first rank looks."""
     if rank() == 0 and _content(folder):
         raise FolderTaken(f"{folder} already holds a run: choose another run=NAME, or remove that folder.")
-
-
-def _finished(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
-    check_choice("resume", cfg.resume, ["auto", "never"])
-    result = read_result(folder) if cfg.resume == "auto" else None
-    if result is not None:
-        require_same(cfg, folder)
-        print(f"{folder} holds this run, finished: it is not repeated (its numbers are in {RESULT_FILE}).", flush=True)
-    return result
 
 
 def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
@@ -212,13 +204,8 @@ def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
         ) from error
     _keep_chosen(cfg, made)
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
-    one, other = dict(flat(made)), dict(flat(wanted))
-    different = sorted(
-        key
-        for key in {*one, *other}
-        if one.get(key) != other.get(key)
-        and not any(f"{key}.".startswith(f"{each}.") for each in (*NO_EFFECT, *(PLACES if moved else ())))
-    )
+    one, other = (settings(each, (*NO_EFFECT, *(PLACES if moved else ()))) for each in (made, wanted))
+    different = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
     if different:
         raise FolderTaken(
             f"{folder} holds a run with other settings ({', '.join(different)}): choose another run=NAME, or remove "

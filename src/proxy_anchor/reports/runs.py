@@ -223,12 +223,12 @@ def backbone_abbreviation(name: str | None) -> str:
     return "" if name is None else _BACKBONES.get(name, name)
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """{dotted key: value} of the settings that change what a result means."""
+def settings(config: Mapping[str, Any], ignored: Sequence[str] = _UNIMPORTANT) -> dict[str, Any]:
+    """{dotted key: value} of the settings that change what a result means; ignored: keys and groups that do not."""
     return {
         key: _one_form(value)
         for key, value in flat(config)
-        if not any(key == each or key.startswith(f"{each}.") for each in _UNIMPORTANT)
+        if not any(key == each or key.startswith(f"{each}.") for each in ignored)
     }
 
 

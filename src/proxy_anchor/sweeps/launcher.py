@@ -13,11 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from proxy_anchor.errors import STOPPED, UsageError, check_int
@@ -32,8 +32,8 @@ OnEnd = Callable[[int, str | None], None]  # called with a job's number and its 
 PRCTL = ctypes.PyDLL(None).prctl if sys.platform == "linux" else None
 
 
-class JobError(RuntimeError):
-    """A process failed by no user's error; its traceback is on stderr or in FAILURE_FILE."""
+class JobError(UsageError):
+    """A process failed by no user's error; its traceback is on stderr."""
 
 
 def end_with_parent() -> None:
@@ -57,14 +57,16 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
     Raises UsageError with the message of `leave_error`, SystemExit(STOPPED) or KeyboardInterrupt after a signal, and
     JobError, which names the first rank that failed.
     """
+    from unittest.mock import patch  # slow to import
+
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     passed_on = [*STOP_SIGNALS, signal.SIGINT]
-    before = os.environ.copy()
     handlers = {number: signal.getsignal(number) for number in passed_on}  # torch does not restore them
-    with TemporaryDirectory() as folder:
+    own = environment | {LAUNCHER: str(os.getpid())}
+    with TemporaryDirectory() as folder, patch.dict(os.environ, own):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -76,7 +78,6 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
             logs_specs=DefaultLogsSpecs(folder),
             signals_to_handle=",".join(signal.Signals(number).name for number in passed_on),
         )
-        os.environ.update(environment | {LAUNCHER: str(os.getpid())})
         logging.disable()  # this function reports signals and failures
         try:
             elastic_launch(config, command[0])(*command[1:])
@@ -94,8 +95,6 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
             ) from None
         finally:
             logging.disable(logging.NOTSET)
-            os.environ.clear()
-            os.environ.update(before)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -206,23 +205,16 @@ def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]
 
 def run_here(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], on_end: OnEnd) -> None:
     """Run all jobs on this host, one per slot at a time. No process is left when this returns or raises."""
-    waiting, free = list(enumerate(jobs)), list(slots)
-    running: list[tuple[int, subprocess.Popen, Mapping[str, str]]] = []
-    with _stopped_by_sigterm():
-        try:
-            while waiting or running:
-                while waiting and free:
-                    number, job = waiting.pop(0)
-                    running.append((number, job.start(free[0]), free.pop(0)))
-                for each in running.copy():
-                    number, process, slot = each
-                    if (code := process.poll()) is not None:
-                        running.remove(each)
-                        free.append(slot)
-                        on_end(number, jobs[number].why_failed(code))
-                time.sleep(0.05)
-        finally:
-            _end([process for _, process, _ in running])
+    started: list[subprocess.Popen] = []
+
+    def start(job: Job, slot: Mapping[str, str]) -> SimpleNamespace:
+        started.append(process := job.start(slot))
+        return SimpleNamespace(done=lambda: process.poll() is not None, result=process.wait)
+
+    try:
+        _run_all(jobs, start, slots, on_end)
+    finally:
+        _end(started)
 
 
 def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str, parameters: Mapping[str, Any]) -> None:
@@ -240,12 +232,10 @@ def run_on_slurm(jobs: Sequence[Job], on_end: OnEnd, folder: Path, cluster: str,
     except RuntimeError as error:
         raise UsageError(f"launcher=slurm: {error} Use launcher=local on this host.") from error
     executor.update_parameters(**parameters)
-    # The workers import this package from where it is imported here.
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     handles = executor.submit_array(list(jobs))
+    queue = iter(handles)
     try:
-        _await(jobs, handles, on_end)
+        _run_all(jobs, lambda job, slot: next(queue), [{}] * len(jobs), on_end)
     finally:
         for handle in handles:
             if not handle.done():
@@ -267,38 +257,43 @@ def run_on_ray(jobs: Sequence[Job], on_end: OnEnd, address: str | None, options:
         if (gpus := ray.cluster_resources().get("GPU", 0)) < options["num_gpus"]:
             raise UsageError(f"launcher=ray: the cluster shows {gpus:g} GPUs; add trainer.accelerator=cpu to use none.")
         run: Any = ray.remote(**options)(lambda job: job())
-        _await(jobs, [run.remote(job).future() for job in jobs], on_end)
+        _run_all(jobs, lambda job, slot: run.remote(job).future(), [{}] * len(jobs), on_end)
     finally:
         ray.shutdown()
 
 
-def _await(jobs: Sequence[Job], handles: Sequence[Any], on_end: OnEnd) -> None:
-    """Wait for futures of exit codes; `result()` raises where the job was lost."""
-    waiting = dict(enumerate(handles))
-    with _stopped_by_sigterm():  # after ray.init, which sets its own handler
-        while waiting:
-            for number, handle in list(waiting.items()):
-                if handle.done():
-                    del waiting[number]
-                    try:
-                        reason = jobs[number].why_failed(handle.result())
-                    except Exception as error:  # of the cluster: a lost node, a time limit
-                        reason = " ".join(str(error).split())
-                        write_failure(jobs[number].folder, str(error), reason)
-                    on_end(number, reason)
-            time.sleep(0.2)
+def _run_all(
+    jobs: Sequence[Job], start: Callable[[Job, Any], Any], slots: Sequence[Mapping[str, str]], on_end: OnEnd
+) -> None:
+    """Start the jobs, one per slot at a time, and wait for them.
 
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Raise SystemExit(STOPPED) on SIGTERM, so that the caller ends its processes."""
+    start(job, slot) returns a handle: `done()`, and `result()`, the exit code, which raises where the job was lost.
+    SIGTERM raises SystemExit(STOPPED), so that the caller ends its jobs.
+    """
 
     def stop(*_: Any) -> None:
         raise SystemExit(STOPPED)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    waiting, free = list(enumerate(jobs)), list(slots)
+    running: list[tuple[int, Job, Any, Mapping[str, str]]] = []
+    before = signal.signal(signal.SIGTERM, stop)  # after ray.init, which sets its own handler
     try:
-        yield
+        while waiting or running:
+            while waiting and free:
+                number, job = waiting.pop(0)
+                slot = free.pop(0)
+                running.append((number, job, start(job, slot), slot))
+            for each in [each for each in running if each[2].done()]:
+                running.remove(each)
+                number, job, handle, slot = each
+                free.append(slot)
+                try:
+                    reason = job.why_failed(handle.result())
+                except Exception as error:  # of the cluster: a lost node, a time limit
+                    reason = " ".join(str(error).split())
+                    write_failure(job.folder, str(error), reason)
+                on_end(number, reason)
+            time.sleep(0.1)
     finally:
         signal.signal(signal.SIGTERM, before)
 

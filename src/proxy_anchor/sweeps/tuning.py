@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 from filelock import FileLock
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.training.callbacks.recall import RecallCallback
 
 try:
     import optuna
@@ -123,17 +124,18 @@ class Tuning:
 
 
 class Pruning(pl.Callback):
-    """Reports the metric `monitor` of every evaluation to the study.
+    """Reports the Recall that selects the epoch to the study.
 
     Raises optuna.TrialPruned where the study prunes the trial.
     """
 
-    def __init__(self, trial: Trial, monitor: str) -> None:
-        self.trial, self.monitor = trial, monitor
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report after each evaluation of `fit`."""
         if trainer.state.fn == "fit":
-            self.trial.report(float(trainer.callback_metrics[self.monitor]), trainer.current_epoch + 1)
+            recall = next(each for each in trainer.callbacks if isinstance(each, RecallCallback))  # type: ignore[attr-defined]
+            self.trial.report(float(trainer.callback_metrics[recall.monitor]), trainer.current_epoch + 1)
             if self.trial.should_prune():
                 raise optuna.TrialPruned
