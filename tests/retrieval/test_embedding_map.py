@@ -23,8 +23,6 @@ def test_a_plane_is_shown_as_it_is() -> None:
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_classes_stay_together(method: str) -> None:
-    if method == "tsne":
-        pytest.importorskip("sklearn")
     labels = torch.arange(60) % 3
     embeddings = torch.eye(3, 8)[labels] + 0.05 * torch.randn(60, 8)
     places = torch.from_numpy(embedding_map(embeddings, method=method)).float()
@@ -46,9 +44,6 @@ def test_bad_input_is_named(monkeypatch) -> None:
         embedding_map(torch.full((3, 2), torch.nan))
     with pytest.raises(UsageError, match="method=mds is not known"):
         embedding_map(torch.ones(3, 2), method="mds")
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    with pytest.raises(UsageError, match="needs scikit-learn"):
-        embedding_map(torch.randn(9, 4), method="tsne")
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(UsageError, match="needs umap-learn"):
         embedding_map(torch.randn(9, 4), method="umap")

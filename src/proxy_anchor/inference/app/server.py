@@ -319,8 +319,5 @@ def _map(retriever: Retriever) -> list[tuple[int, float, float]]:
     if len(ids) > MAP_IMAGES:
         chosen = np.sort(np.random.default_rng(0).choice(len(ids), MAP_IMAGES, replace=False))
         ids, vectors = ids[chosen], vectors[chosen]
-    try:
-        places = embedding_map(vectors, method="tsne")
-    except UsageError:  # without scikit-learn
-        places = embedding_map(vectors)
+    places = embedding_map(vectors, method="tsne")
     return [(id_, x, y) for id_, (x, y) in zip(ids.tolist(), places.tolist(), strict=True)]
