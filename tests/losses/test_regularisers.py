@@ -298,6 +298,15 @@ class Shrink(Regulariser):
         return self.scale * embeddings.square().sum()
 
 
+def test_a_regulariser_that_mixes_has_a_kind_of_loss_too() -> None:
+    class Own(ProxySynthesis):
+        loss_type = ProxyAnchorLoss
+
+    Own().check(ProxyAnchorLoss(CLASSES, DIM))
+    with pytest.raises(UsageError, match=r"Own needs a ProxyAnchorLoss .*received ProxyNCALoss"):
+        Own().check(ProxyNCALoss(CLASSES, DIM))
+
+
 def test_terms_are_weighted_and_any_proxy_loss_can_be_mixed(embeddings: Tensor) -> None:
     loss = ProxyNCALoss(CLASSES, DIM).double()
     terms = regularised_loss(
