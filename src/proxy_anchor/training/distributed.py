@@ -24,7 +24,6 @@ from pytorch_lightning.plugins.layer_sync import TorchSyncBatchNorm
 from pytorch_lightning.strategies import DDPStrategy
 from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from proxy_anchor.errors import AgreedError
@@ -128,9 +127,6 @@ class SyncBatchNorms(TorchSyncBatchNorm):
     torch synchronises batch norm on GPUs only; on CPUs each rank uses its part of the batch.
     """
 
-    def __init__(self) -> None:
-        self._originals: dict[str, nn.Module] = {}
-
     def apply(self, model: nn.Module) -> nn.Module:
         """Exchange the layers. Parameters and statistics stay the same tensors."""
         if getattr(getattr(model, "net", None), "batch_norm", "train") != "train" or not dist.is_initialized():
@@ -141,22 +137,10 @@ class SyncBatchNorms(TorchSyncBatchNorm):
                     "note: on CPUs batch norm trains on each process's part of the batch, not on all of it.", flush=True
                 )
             return model
-        return self.exchange(model)
-
-    def exchange(self, model: nn.Module) -> nn.Module:
-        """As `apply`, for any backend."""
-        self._originals = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
         return convert_sync_batchnorm(model)
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Put the network's own layers back, with what was learned."""
-        for name, original in self._originals.items():
-            parent, _, attribute = name.rpartition(".")
-            trained = model.get_submodule(name)
-            for key in (*original._parameters, *original._buffers):
-                setattr(original, key, getattr(trained, key))
-            setattr(model.get_submodule(parent), attribute, original.train(trained.training))
-        self._originals = {}
+        """Keep the layers: they evaluate as plain ones do, and torch's own conversion loses activations."""
         return model
 
 
