@@ -23,10 +23,10 @@ from proxy_anchor.data.augment import CentralCrop, RandomCrops
 from proxy_anchor.data.files import find_images, images_below
 from proxy_anchor.data.images import (
     ImageDataset,
-    InputImages,
     fit_workers,
     open_image,
     open_input,
+    prepare_readable,
     read_rgb,
     to_rgb,
     upright_size,
@@ -142,7 +142,7 @@ def test_a_turned_photograph_is_cropped_as_the_upright_one(crops, tmp_path):
     for epoch in range(3):
         one, other = (ImageDataset(make_tables([(file, "a")])[0], crops)[epoch][0] for file in files)
         assert torch.equal(one, other)
-    one, other = (InputImages(files, CentralCrop(16, 20))[row][1] for row in range(2))  # what searches and embeds read
+    _, [one, other], _ = prepare_readable(CentralCrop(16, 20), [*enumerate(files)])  # what searches and embeds read
     assert torch.equal(one, other)
 
 

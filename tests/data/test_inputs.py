@@ -15,7 +15,7 @@ from PIL import Image
 
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.files import find_images
-from proxy_anchor.data.images import InputImages, collate_readable, input_key, open_input
+from proxy_anchor.data.images import input_key, open_input, prepare_readable
 from proxy_anchor.errors import UsageError
 
 
@@ -92,11 +92,10 @@ def test_key_changes_with_the_file(write_images: Callable) -> None:
 def test_unreadable_images_keep_their_place_and_reason(write_images: Callable, tmp_path: Path) -> None:
     (good, _), (other, _) = write_images({"a": 2})
     (tmp_path / "bad.jpg").write_text("no image")
-    dataset = InputImages([good, tmp_path / "bad.jpg", other], CentralCrop(16, 20))
-    rows, pixels, skipped = collate_readable([dataset[row] for row in range(3)])
-    assert rows == [0, 2]
+    rows, pixels, skipped = prepare_readable(CentralCrop(16, 20), [(4, good), (5, tmp_path / "bad.jpg"), (7, other)])
+    assert rows == [4, 7]
     assert pixels.shape == (2, 3, 16, 16)
     assert pixels.dtype == torch.uint8
-    assert [row for row, _ in skipped] == [1]
+    assert [row for row, _ in skipped] == [5]
     assert "bad.jpg" in skipped[0][1]
-    assert collate_readable([dataset[1]])[0] == []
+    assert prepare_readable(CentralCrop(16, 20), [(5, tmp_path / "bad.jpg")])[0] == []

@@ -89,13 +89,8 @@ def test_missing_files_are_counted_and_five_of_them_named(tmp_path):
     folder = tmp_path / "folder.jpg"
     folder.mkdir()
     impossible = Path("nul\0byte.jpg")
-    assert missing_or_empty([good]) == []
-    assert missing_or_empty([empty, folder, impossible, tmp_path / "gone.jpg"]) == [
-        f"{empty} (empty)",
-        f"{folder} (not a file)",
-        f"{impossible} (missing)",
-        f"{tmp_path / 'gone.jpg'} (missing)",
-    ]
+    expected = {empty: "empty", folder: "not a file", impossible: "missing", tmp_path / "gone.jpg": "missing"}
+    assert missing_or_empty([good, *expected]) == expected
     require_files([good], "my")
     gone = [tmp_path / f"gone{number}.jpg" for number in range(7)]
     with pytest.raises(UsageError, match=r"^7 of 8 my images cannot be used: .* and 2 more\. Restore") as caught:

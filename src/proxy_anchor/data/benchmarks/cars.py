@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from proxy_anchor.data.benchmarks.lists import find_below, require_folder
+from proxy_anchor.data.benchmarks.lists import find_below
 from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
@@ -38,7 +38,7 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when annotations are missing or have no classes, files are missing, or counts differ.
     """
-    root = require_folder(root, "Cars-196")
+    root = Path(root)
     rows, note = _joint(root) or _two_folders(root)
     names = _class_names(root)
     train = [(path, names.get(label, str(label))) for path, label in rows if label <= _LAST_TRAIN_CLASS]

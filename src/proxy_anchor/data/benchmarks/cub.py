@@ -13,7 +13,6 @@ from proxy_anchor.data.benchmarks.lists import (
     find_below,
     read_columns,
     require_below,
-    require_folder,
 )
 from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
@@ -36,7 +35,7 @@ def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: boo
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
-    root = require_folder(root, "CUB-200-2011")
+    root = Path(root)
     if find_below(root, "images.txt") is None and find_below(root, "lists/files.txt") is not None:
         raise UsageError(f"dataset.root={root} holds the birds of 2010 (CUB-200, 6,033 images): fetch CUB-200-2011.")
     names_file = require_below(root, "CUB-200-2011", "images.txt")

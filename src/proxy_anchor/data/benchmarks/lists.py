@@ -8,14 +8,6 @@ from proxy_anchor.data.files import is_hidden
 from proxy_anchor.errors import UsageError
 
 
-def require_folder(root: Path | str, benchmark: str) -> Path:
-    """Return `root` as a path, or raise UsageError unless it is a folder."""
-    root = Path(root)
-    if not root.is_dir():
-        raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds {benchmark}.")
-    return root
-
-
 def find_below(root: Path, *names: str) -> Path | None:
     """First of `names` in `root` or up to two folders below, or None.
 
