@@ -88,14 +88,6 @@ def test_odd_files_are_notes(plain):
     }
 
 
-@pytest.mark.parametrize("mode", look.MODES)
-def test_every_mode_of_the_look_alikes(mode, plain):
-    look.write_picture(plain / "train" / "a" / "x.jpg", look.MODES.index(mode))
-    kinds = set(found(plain))
-    assert ("mode" in kinds) == (mode != "RGB")
-    assert ("format" in kinds) == (mode in ("P", "LA", "RGBA"))
-
-
 def test_same_bytes_by_what_they_contradict(plain):
     train, test = plain / "train", plain / "test"
     shutil.copy(train / "a" / "0.jpg", train / "a" / "again.jpg")

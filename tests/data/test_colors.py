@@ -14,16 +14,11 @@ from torchvision.transforms.v2 import functional as F
 from proxy_anchor.data.augment import COLOR_KEYS, RandomColors, RandomCrops, recolor
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.glyphs import load_glyphs
-from proxy_anchor.data.gpu_batches import CroppedBatches
-from proxy_anchor.data.image_cache import Shrunk, decode_to_device, kept_sizes
-from proxy_anchor.data.images import ImageDataset
-from proxy_anchor.data.sampling import ShuffledBatches
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError
 
 ALL = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "grayscale": 0.2}
 LUMA = torch.tensor([0.299, 0.587, 0.114])
-CPU = torch.device("cpu")
 
 
 def pictures(count: int = 4, side: int = 16) -> Tensor:
@@ -66,47 +61,7 @@ def test_evaluated_images_are_never_touched(glyphs: Splits) -> None:
     assert not torch.equal(seen, expected)
 
 
-# ---- the same everywhere
-
-
-def cropped(splits: Splits, crops: RandomCrops, epoch: int = 0, where: str = "_on_device") -> list[tuple[Tensor, ...]]:
-    table, order = splits.train, ShuffledBatches(len(splits.train), 5, seed=5)
-    order.set_epoch(epoch)
-    pixels = decode_to_device(table, Shrunk(), kept_sizes(table, Shrunk(), 0), CPU, 0, 0, 1)
-    return list(getattr(CroppedBatches(pixels, torch.from_numpy(table.labels), crops, order, CPU), where)())
-
-
-def by_workers(splits: Splits, crops: RandomCrops, epoch: int) -> list[tuple[Tensor, ...]]:
-    order = ShuffledBatches(len(splits.train), 5, seed=5)
-    order.set_epoch(epoch)
-    return list(torch.utils.data.DataLoader(ImageDataset(splits.train, crops), batch_sampler=order))
-
-
-@pytest.mark.parametrize("where", ["_on_device", "_from_host"])
-@pytest.mark.parametrize("epoch", [0, 3])
-def test_the_devices_batches_are_the_workers(glyphs: Splits, where: str, epoch: int) -> None:
-    plain, colors = RandomCrops(32, seed=5), RandomColors(**ALL, seed=5)
-    crops = RandomCrops(32, seed=5, colors=colors)
-    for ours, theirs in zip(cropped(glyphs, crops, epoch, where), by_workers(glyphs, crops, epoch), strict=True):
-        assert torch.equal(ours[1], theirs[1])
-        assert torch.equal(ours[2], theirs[2])
-        assert ours[0].is_contiguous(memory_format=torch.channels_last)
-        # Resampled pixels differ by up to one level before their colours change, and a map may stretch that level.
-        maps = torch.from_numpy(colors.maps(epoch, ours[2].numpy()))
-        most = maps[:, :9].view(-1, 3, 3).abs().sum(2)[:, :, None, None] + 1
-        difference = (ours[0].int() - theirs[0].int()).abs()
-        assert (difference <= most).all()
-        assert difference.float().mean() < 0.25
-    # Exactly: the colours of the batch's own pixels.
-    for ours, bare in zip(cropped(glyphs, crops, epoch, where), cropped(glyphs, plain, epoch, where), strict=True):
-        expected = torch.stack(
-            [
-                recolor(image[None], torch.from_numpy(colors.maps(epoch, np.array([row]))))[0]
-                for image, row in zip(bare[0], bare[2].tolist(), strict=True)
-            ]
-        )
-        assert torch.equal(ours[0], expected)
-        assert not torch.equal(ours[0], bare[0])
+# ---- the same everywhere (on the GPU: test_gpu_batches.py)
 
 
 def test_one_image_has_its_colours_whatever_its_neighbours() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import struct
-import zlib
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -47,18 +46,11 @@ def test_what_is_no_image_is_said_in_one_line(given: object, reason: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def png_header(width: int, height: int) -> bytes:
-    """A PNG file that claims a size and holds no pixels."""
-    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
-    return head + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
-
-
 def test_a_decompression_bomb_is_refused_by_its_header() -> None:
-    with pytest.raises(UsageError, match=r"3000 x 2000 pixels; at most 1,000,000"):
-        open_input(png_header(3000, 2000), max_pixels=1_000_000)
-    with pytest.raises(UsageError, match=r"decompression bomb|exceeds limit"):
-        open_input(png_header(60_000, 60_000))
+    stream = BytesIO()
+    Image.new("RGB", (30, 50)).save(stream, "PNG")
+    with pytest.raises(UsageError, match=r"30 x 50 pixels; at most 1,000"):
+        open_input(stream.getvalue()[:-20], max_pixels=1000)  # what follows the header is damaged, and not read
 
 
 def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -18,11 +18,6 @@ from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=100, train=5864, test_classes=100, query=5924)
-KNOWN_TOTALS = {
-    5994: "it looks like the training part of the image split that ships with CUB",
-    5794: "it looks like the test part of the image split that ships with CUB",
-    6033: "it looks like the birds of 2010 (CUB-200), another set",
-}
 _LAST_TRAIN_CLASS = 100
 
 
@@ -57,7 +52,6 @@ def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: boo
         rows.append((images / name, labels[image]))
     [train] = make_tables((path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS)
     [query] = make_tables((path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS)
-    hint = KNOWN_TOTALS.get(len(rows), "")
     return require_benchmark(
-        Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files, hint=hint
+        Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
     )
