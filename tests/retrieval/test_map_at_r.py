@@ -5,9 +5,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from by_fractions import on_circle, ranked_hits, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from proxy_anchor.retrieval import ranking
 from proxy_anchor.retrieval import search as search_module
@@ -20,15 +20,6 @@ from proxy_anchor.retrieval.metrics import (
 )
 
 
-def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:
-    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
-
-
-def on_circle(*degrees: float) -> np.ndarray:
-    angles = np.radians(degrees)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-
 def from_hits(hits: list[list[bool]]) -> tuple[float, float]:
     """MAP@R and R-precision, summed as fractions from each query's sorted gallery: hit or miss, rank by rank."""
     total, precision = Fraction(0), Fraction(0)
@@ -38,19 +29,6 @@ def from_hits(hits: list[list[bool]]) -> tuple[float, float]:
             total += Fraction(found[i - 1] * sum(found[:i]), i * r)
         precision += Fraction(sum(found[:r]), max(r, 1))
     return float(total / len(hits)), float(precision / len(hits))
-
-
-def by_fractions(x: np.ndarray, labels: np.ndarray, g: np.ndarray, g_labels: np.ndarray) -> tuple[float, float]:
-    """For small integer vectors, without any rounding: sort by sign(s) * s**2, then index. `g is x`: self-search."""
-    hits = []
-    for i, a in enumerate(x.tolist()):
-        keys = []
-        for j, b in enumerate(g.tolist()):
-            dot = sum(p * q for p, q in zip(a, b, strict=True))
-            if not (g is x and i == j):
-                keys.append((-Fraction(dot * abs(dot), sum(q * q for q in b) or 1), j))
-        hits.append([bool(g_labels[j] == labels[i]) for _, j in sorted(keys)])
-    return from_hits(hits)
 
 
 def by_numpy(
@@ -76,6 +54,10 @@ def by_numpy(
 
 def both(*args: object, **kwargs: object) -> tuple[float, float]:
     return map_at_r(*args, **kwargs), r_precision(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def by_fractions(*given: np.ndarray) -> tuple[float, float]:
+    return from_hits(ranked_hits(*given))
 
 
 class TestByHand:

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from by_fractions import on_circle, ranked_hits, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_processes
 from torch import Tensor
+from torch.utils.data import DistributedSampler
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import ranking
@@ -36,31 +37,11 @@ each_engine = pytest.mark.parametrize("engine", AVAILABLE)
 GOLDEN = Path(__file__).parents[1] / "fidelity" / "recall.npz"
 
 
-def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:
-    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
-
-
-def on_circle(*degrees: float) -> np.ndarray:
-    angles = np.radians(degrees)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-
-def by_sorting_fractions(x: np.ndarray, labels: np.ndarray, ks: Sequence[int], g: np.ndarray, g_labels: np.ndarray):
-    """Recall@K for small integer vectors without any rounding: sort by sign(s) * s**2, then by index.
-
-    s**2 = dot**2 / (|a|**2 |b|**2) is a fraction, and |a| is the same for the whole row. `g is x` means self-search.
-    """
-    hits = dict.fromkeys(ks, 0)
-    for i, a in enumerate(x.tolist()):
-        keys = []
-        for j, b in enumerate(g.tolist()):
-            dot = sum(p * q for p, q in zip(a, b, strict=True))
-            if not (g is x and i == j):
-                keys.append((-Fraction(dot * abs(dot), sum(q * q for q in b) or 1), j))
-        neighbours = [g_labels[j] for _, j in sorted(keys)]
-        for k in ks:
-            hits[k] += labels[i] in neighbours[:k]
-    return {k: hits[k] / len(x) for k in ks}
+def by_sorting_fractions(
+    x: np.ndarray, labels: np.ndarray, ks: Sequence[int], g: np.ndarray, g_labels: np.ndarray
+) -> dict[int, float]:
+    hits = ranked_hits(x, labels, g, g_labels)
+    return {k: sum(any(found[:k]) for found in hits) / len(x) for k in ks}
 
 
 def by_loops(x: np.ndarray, labels: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
@@ -481,50 +462,34 @@ class TestRecallAtKClass:
         with pytest.raises(UsageError, match="indices: expected"):
             RecallAtK().update(rows(3), torch.arange(3), torch.ones(3))
 
-    def test_33_images_on_two_processes_equal_one(self, tmp_path: Path) -> None:
-        random = np.random.default_rng(7)
-        x, labels = random.integers(-1, 2, (33, 3)), random.integers(0, 8, 33)
-        np.savez(tmp_path / "data.npz", x=x.astype("f4"), labels=labels)
-        script = f"""
-import sys, numpy as np, torch, torch.distributed as dist
-from torch.utils.data import DistributedSampler
-from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval.recall_at_k import RecallAtK
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://{tmp_path}/meet", rank=rank, world_size=2)
-data = np.load("{tmp_path}/data.npz")
-x, labels = torch.tensor(data["x"]), torch.tensor(data["labels"])
-metric = RecallAtK(num_images=33)
-mine = torch.tensor(list(DistributedSampler(range(33), 2, rank, shuffle=False)))
-assert len(mine) == 17
-for part in mine.split(5):
-    metric.update(x[part], labels[part], part)
-print(dict(zip(metric.compute(), map(float, metric.compute().values()))))
-metric.reset()
-if rank == 1:  # the other process has no rows
-    metric(x, labels, torch.arange(33))
-print(dict(zip(metric.compute(), map(float, metric.compute().values()))))
-assert len(metric.gathered_embeddings()[0]) == 33
-assert len(metric.embeddings) == rank  # each process has its own rows again
-try:
-    RecallAtK().compute()
-except UsageError as error:
-    assert "no embeddings were added" in str(error)
-else:
-    raise SystemExit("nothing was scored")
-try:
-    RecallAtK().update(x, labels)
-except UsageError as error:
-    assert "dataset indices" in str(error)
-else:
-    raise SystemExit("rows without an index were accepted")
-"""
-        command = [sys.executable, "-c", script]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
-        processes = [subprocess.Popen([*command, str(rank)], env=environment, **pipes) for rank in range(2)]
-        outputs = [process.communicate(timeout=120) for process in processes]
-        whole = by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels)
-        expected = f"{named(whole)}\n" * 2
-        assert [output for output, _ in outputs] == [expected, expected], outputs
-        assert [process.returncode for process in processes] == [0, 0], outputs
+
+def of_two_processes(x: Tensor, labels: Tensor) -> dict[str, object]:
+    """What one of them gets of padded shares, of rows that the second has alone, and where it errs."""
+    dist.init_process_group("gloo")
+    rank, found = dist.get_rank(), {}
+    metric = RecallAtK(num_images=33)
+    mine = torch.tensor([*DistributedSampler(range(33), 2, rank, shuffle=False)])
+    assert len(mine) == 17
+    for part in mine.split(5):
+        metric.update(x[part], labels[part], part)
+    found["shares"] = metric.compute()
+    metric.reset()
+    if rank == 1:
+        metric(x, labels, torch.arange(33))
+    found["one has all"] = metric.compute()
+    found["gathered"] = len(metric.gathered_embeddings()[0])
+    assert len(metric.embeddings) == rank  # each process has its own rows again
+    with pytest.raises(UsageError, match="no embeddings were added"):
+        RecallAtK().compute()
+    with pytest.raises(UsageError, match="dataset indices"):
+        RecallAtK().update(x, labels)
+    return found
+
+
+def test_33_images_on_two_processes_equal_one(tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    x, labels = random.integers(-1, 2, (33, 3)), random.integers(0, 8, 33)
+    whole = named(by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels))
+    given = torch.tensor(x).float(), torch.tensor(labels)
+    for found in run_processes(of_two_processes, *given, world_size=2, folder=tmp_path):
+        assert found == {"shares": whole, "one has all": whole, "gathered": 33}
