@@ -38,7 +38,7 @@ def norms(net: EmbeddingNet) -> list[nn.Module]:
 # The vectors
 
 
-@pytest.mark.parametrize("backbone", [*CONVOLUTIONAL, *OWN_POOLING, *HYBRID])
+@pytest.mark.parametrize("backbone", [*CONVOLUTIONAL, *OWN_POOLING, *HYBRID, "bninception", "googlenet"])
 def test_any_backbone_gives_unit_vectors_and_trains_every_parameter(backbone: str) -> None:
     net = make(backbone, batch_norm="train")
     embeddings = net(pixels())
@@ -287,18 +287,6 @@ def test_from_config_round_trip(arguments: dict) -> None:
     assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in net.parameters()]
 
 
-def test_config_is_plain() -> None:
-    assert make().config == {
-        "backbone": "test_resnet",
-        "embedding_dim": 8,
-        "pooling": "auto",
-        "image_size": 64,
-        "batch_norm": "frozen_statistics",
-        "mean": [0.5, 0.5, 0.5],
-        "std": [0.5, 0.5, 0.5],
-    }
-
-
 # Stochastic depth
 
 
@@ -365,9 +353,6 @@ def test_drop_path_is_in_the_config_where_it_is_on() -> None:
     images = pixels()
     assert torch.equal(again(images), net(images))
     assert "drop_path" not in make(drop_path=0.0).config  # as in a checkpoint that is older than the key
-    old = EmbeddingNet.from_config({key: value for key, value in net.config.items() if key != "drop_path"}).eval()
-    old.load_state_dict(net.state_dict())
-    assert torch.equal(old(images), net(images))
 
 
 @pytest.mark.parametrize("backbone", slow_but([*WITHOUT_PATHS, "vgg11"]))

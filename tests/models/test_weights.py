@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from proxy_anchor import EmbeddingNet
+from proxy_anchor.data.augment import CentralCrop
+from proxy_anchor.data.images import read_rgb
 from proxy_anchor.errors import UsageError
 from proxy_anchor.models.weights import create_pretrained
 
@@ -40,31 +42,15 @@ def test_package_weights_are_loaded_in_order(lite_file: Path) -> None:
     assert list(stored)[-2:] == ["_fc.weight", "_fc.bias"]
 
 
-@pytest.mark.parametrize(
-    ("photograph", "classes"),
-    [
-        ("chelsea.png", {281, 282, 285}),  # tabby, tiger cat, Egyptian cat
-        ("coffee.png", {504, 967, 968}),  # coffee mug, espresso, cup
-        ("rocket.jpg", {657, 744, 812}),  # missile, projectile, space shuttle
-    ],
-)
-def test_package_weights_classify_photographs(lite_file: Path, photograph: str, classes: set[int]) -> None:
-    skimage = pytest.importorskip("skimage")
-    file = Path(skimage.__file__).parent / "data" / photograph
-    if not file.is_file():
-        pytest.skip(f"this scikit-image does not ship {photograph}")
-    from proxy_anchor.data.augment import CentralCrop
-    from proxy_anchor.data.images import read_rgb
-
+def test_package_weights_know_a_cat(lite_file: Path) -> None:
+    file = Path(pytest.importorskip("skimage").__file__).parent / "data" / "chelsea.png"
     net = EmbeddingNet(LITE, 8, pooling="own").eval()
     stored = torch.load(lite_file, weights_only=True)
-    classifier = nn.Linear(1280, 1000)
-    classifier.load_state_dict({"weight": stored["_fc.weight"], "bias": stored["_fc.bias"]})
-    net.head = classifier  # logits over unit length keep their order
+    net.head = nn.Linear(1280, 1000)  # logits over unit length keep their order
+    net.head.load_state_dict({"weight": stored["_fc.weight"], "bias": stored["_fc.bias"]})
     with torch.no_grad():
         scores = net(CentralCrop(224, 256)(read_rgb(file))[None])[0]
-    assert set(scores.topk(5).indices.tolist()) & classes
-    assert int(scores.argmax()) in classes
+    assert int(scores.argmax()) in (281, 282, 285)  # tabby, tiger cat, Egyptian cat
 
 
 # A local file
@@ -84,15 +70,11 @@ def test_a_local_file_is_loaded_without_its_classifier(tmp_path: Path, suffix: s
     assert all(torch.equal(loaded[name], state[name]) for name in loaded)
 
 
-@pytest.mark.parametrize("problem", ["missing", "folder", "empty", "text", "truncated", "a list", "another network"])
+@pytest.mark.parametrize("problem", ["missing", "folder", "truncated", "a list", "another network"])
 def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, problem: str) -> None:
     file = tmp_path / "weights.pth"
     if problem == "folder":
         file.mkdir()
-    elif problem == "empty":
-        file.touch()
-    elif problem == "text":
-        file.write_text("<html>not found</html>\n" * 3)
     elif problem == "truncated":
         saved(file)
         file.write_bytes(file.read_bytes()[:5000])

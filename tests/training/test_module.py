@@ -102,9 +102,9 @@ def test_rates_are_printed_and_the_schedule_counts_the_warmup(
     )
     make_trainer(max_epochs=3, callbacks=[watch], limit_val_batches=0).fit(learner, make_data())
     assert watch.rates == [[0.001, 0.001, 0.01], [0.001, 0.001, 0.01], [0.0005, 0.0005, 0.005]]
-    printed = capsys.readouterr().out
-    assert "learning rates: backbone 0.001 (" in printed
-    assert "proxies 0.01 (24 parameters)" in printed
+    size = sum(parameter.numel() for parameter in learner.net.backbone.parameters())
+    printed = f"backbone 0.001 ({size:,} parameters) | head 0.001 (776 parameters) | proxies 0.01 (24 parameters)"
+    assert f"learning rates: {printed}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
