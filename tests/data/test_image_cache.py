@@ -156,31 +156,19 @@ def test_a_build_that_was_killed_leaves_nothing_that_is_taken_for_whole(table: I
     assert not list((tmp_path / "cache").glob("*.partial"))
 
 
-@pytest.mark.parametrize("place", ["folder", "lock"])
-def test_a_folder_that_cannot_be_written_is_one_line_with_the_repair(
-    place: str, table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*arguments: object, **named: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(*((Path, "mkdir") if place == "folder" else (os, "open")), refused)
-    monkeypatch.setattr(module, "_fingerprints", lambda *arguments: ("a", "b"))
-    with pytest.raises(
-        UsageError, match=rf"{tmp_path} \(Read-only file system\): set data\.cache=disk with a data\.cache_dir that"
-    ):
-        decode_to_file(table, Shrunk(), tmp_path, 0, name="mine")
-
-
+@pytest.mark.parametrize("call", [(Path, "mkdir"), (os, "open"), (os, "posix_fallocate")])
 def test_a_full_disk_is_one_line_and_leaves_nothing(
-    table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: tuple, table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: object) -> None:
+    def full(*arguments: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UsageError, match=r"cache \(No space left on device\): .*data\.cache_side .*data\.cache=none"):
-        decode_to_file(table, Shrunk(), tmp_path / "cache", 0, name="mine")
-    assert [each.suffix for each in (tmp_path / "cache").iterdir()] == [".lock"]
+    monkeypatch.setattr(*call, full)
+    repair = r"set data\.cache=disk with a data\.cache_dir that .*data\.cache_side .*data\.cache=none"
+    with pytest.raises(UsageError, match=rf"{tmp_path} \(No space left on device\): {repair}"):
+        decode_to_file(table, Shrunk(), tmp_path, 0, name="mine")
+    monkeypatch.undo()
+    assert not [*tmp_path.glob("*.pixels"), *tmp_path.glob("*.partial")]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -5,8 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
+
+from proxy_anchor.retrieval.search import faiss_gpu_works, has_faiss
+
+ENGINES = ["torch", *["faiss_cpu"] * has_faiss(), *["faiss_gpu"] * faiss_gpu_works()]
+each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 
 def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:

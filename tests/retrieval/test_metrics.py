@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from by_fractions import on_circle, ranked_hits, rows
+from by_fractions import ENGINES, each_engine, on_circle, ranked_hits, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_processes
@@ -30,10 +30,6 @@ from proxy_anchor.retrieval.metrics import (
 from proxy_anchor.retrieval.recall_at_k import RecallAtK
 from proxy_anchor.retrieval.rows import float32_error
 
-AVAILABLE = ["torch"]
-AVAILABLE += ["faiss_cpu"] if search_module.has_faiss() else []
-AVAILABLE += ["faiss_gpu"] if search_module.faiss_gpu_works() else []
-each_engine = pytest.mark.parametrize("engine", AVAILABLE)
 GOLDEN = Path(__file__).parents[1] / "fidelity" / "recall.npz"
 
 
@@ -69,20 +65,6 @@ class TestGolden:
         x, labels = as_type(golden["x"]), as_type(golden["labels"])  # type: ignore[operator]
         got = recall_at_k(x, labels, golden["self_recall_k"], engine=engine)
         assert got == dict(zip(golden["self_recall_k"].tolist(), golden["self_recall"].tolist(), strict=True))
-
-    @each_engine
-    def test_query_and_gallery(self, engine: str) -> None:
-        golden = np.load(GOLDEN)
-        got = recall_at_k(
-            golden["query"],
-            golden["query_labels"],
-            golden["query_gallery_recall_k"],
-            gallery=golden["gallery"],
-            gallery_labels=golden["gallery_labels"],
-            engine=engine,
-        )
-        expected = zip(golden["query_gallery_recall_k"].tolist(), golden["query_gallery_recall"].tolist(), strict=True)
-        assert got == dict(expected)
 
 
 @each_engine
@@ -146,7 +128,9 @@ class TestEnginesAgree:
 
     @each_engine
     @pytest.mark.parametrize("dim", [3, 12, 200])
-    def test_many_exact_ties(self, engine: str, dim: int) -> None:
+    @pytest.mark.parametrize("chunk", [search_module.CHUNK_ELEMENTS, 1, 77])
+    def test_many_exact_ties(self, engine: str, dim: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
         random = np.random.default_rng(dim)
         x, labels = random.integers(-1, 2, (150, dim)), random.integers(0, 12, 150)
         expected = by_sorting_fractions(x, labels, (1, 2, 4, 8, 50), x, labels)
@@ -202,15 +186,6 @@ class TestEnginesAgree:
         assert got[1] == pytest.approx(1 / 100, abs=1e-3)  # chance, not 100 %
         assert got[8] == pytest.approx(8 / 100, abs=3e-3)
 
-    @each_engine
-    @pytest.mark.parametrize("chunk", [1, 77, 7 * 61])
-    def test_chunk_sizes_that_do_not_divide(self, engine: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        random = np.random.default_rng(3)
-        x, labels = random.integers(-1, 2, (61, 4)), random.integers(0, 6, 61)
-        monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
-        got = recall_at_k(x.astype("f4"), labels, (1, 2, 30), engine=engine)
-        assert got == by_sorting_fractions(x, labels, (1, 2, 30), x, labels)
-
     def test_nearly_collapsed_embeddings_cost_few_ordered_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
         summed, ordered_sum = [], ranking._ordered_sum
         monkeypatch.setattr(ranking, "_ordered_sum", lambda terms: summed.append(len(terms)) or ordered_sum(terms))
@@ -234,7 +209,7 @@ class TestEnginesAgree:
         found = set()
         for chunk in (2**25, 400, 3 * 400, 50 * 400):
             monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
-            for engine in AVAILABLE:
+            for engine in ENGINES:
                 for part in (slice(None), slice(0, None, 3)):
                     arguments = {"gallery": gallery, "gallery_labels": np.r_[labels, labels + 1000], "engine": engine}
                     got = recall_at_k(basis[..., 0][part], labels[part], 1, **arguments)[1]
@@ -257,7 +232,7 @@ class TestEnginesAgree:
         assert max(sizes) <= 4 * 10_000
         assert sum(sizes) == (4 + 8) * 300 * 300  # one pass in float32, one in float64
 
-    @pytest.mark.skipif("faiss_cpu" not in AVAILABLE, reason="faiss is not installed")
+    @pytest.mark.skipif("faiss_cpu" not in ENGINES, reason="faiss is not installed")
     def test_faiss_gpu_list_is_cut_at_2048(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """K close to the limit: the spare hits must not push the list past what the GPU can return."""
         asked = []
@@ -415,10 +390,11 @@ class TestRecallAtKClass:
             order = random.permutation(60).tolist()
             assert self.feed(RecallAtK(), x, labels, [*order, *order[:5]], batch).compute() == named(expected)
 
-    def test_gallery(self) -> None:
+    @each_engine
+    def test_golden_query_and_gallery(self, engine: str) -> None:
         golden = np.load(GOLDEN)
         part = {name: torch.tensor(golden[name]) for name in ("query", "query_labels", "gallery", "gallery_labels")}
-        metric = RecallAtK((1, 10, 20, 30, 40), num_images=122 + 112)
+        metric = RecallAtK(golden["query_gallery_recall_k"], engine=engine, num_images=122 + 112)
         for start in range(0, 130, 10):
             for name, size in (("query", 122), ("gallery", 112)):
                 index = torch.arange(start, start + 10) % size  # wraps: both are padded with their own first rows

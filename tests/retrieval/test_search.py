@@ -10,22 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from by_fractions import rows
+from by_fractions import each_engine, rows
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import search as module
 from proxy_anchor.retrieval.rows import float32_error, normalise
 from proxy_anchor.retrieval.search import resolve_engine, search
 
-ENGINES = [
-    "torch",
-    pytest.param("faiss_cpu", marks=pytest.mark.skipif(not module.has_faiss(), reason="faiss is not installed")),
-    pytest.param(
-        "faiss_gpu",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not module.faiss_gpu_works(), reason="no working faiss GPU")],
-    ),
-]
-each_engine = pytest.mark.parametrize("engine", ENGINES)
 pytestmark = pytest.mark.filterwarnings("ignore:nearly all queries are also rows")
 
 
