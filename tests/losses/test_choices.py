@@ -168,9 +168,9 @@ def test_what_takes_no_labels_is_refused_in_one_line() -> None:
 
 def test_plain_shuffling_can_be_had(tmp_path: Path) -> None:
     for samples, is_shuffled in (("null", True), ("4", False)):
-        arguments = ("loss=triplet", f"data.images_per_class={samples}", f"run={samples}", *TINY_GLYPHS)
+        arguments = ("loss=triplet", f"data.images_per_class={samples}", f"run=k{samples}", *TINY_GLYPHS)
         assert ("batches: 4 classes x 4 images, for" in run_ok("train.py", *arguments, cwd=tmp_path)) != is_shuffled
-        metrics = (tmp_path / "runs" / samples / "metrics.csv").read_text()
+        metrics = (tmp_path / "runs" / f"k{samples}" / "metrics.csv").read_text()
         assert ("train/images_seen" in metrics) != is_shuffled
 
 
