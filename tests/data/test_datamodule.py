@@ -49,17 +49,12 @@ def test_a_batch(folder):
     assert labels.tolist() == [number % 3 for number in numbers.tolist()]
 
 
-def test_evaluation_keeps_order_and_drops_nothing(folder):
-    [loader] = ImageDataModule(make_splits(folder), **SMALL).val_dataloader()
-    assert [len(batch[0]) for batch in loader] == [4, 3]
-    assert indices(loader) == list(range(NUM_QUERY))
-    assert [value for images, _, _ in loader for value in images[:, 0, 0, 0].tolist()] == list(range(11, 18))
-
-
 @pytest.mark.parametrize(("eval_batch_size", "sizes"), [(None, [4, 3]), (1, [1] * 7), (100, [7])])
 def test_the_evaluation_batch(folder, eval_batch_size, sizes):
     [loader] = ImageDataModule(make_splits(folder), eval_batch_size=eval_batch_size, **SMALL).val_dataloader()
     assert [len(batch[0]) for batch in loader] == sizes
+    assert indices(loader) == list(range(NUM_QUERY))
+    assert [value for images, _, _ in loader for value in images[:, 0, 0, 0].tolist()] == list(range(11, 18))
 
 
 def test_query_and_gallery_are_two_loaders_over_one_label_map(folder):

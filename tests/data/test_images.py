@@ -7,23 +7,27 @@ import resource
 import shutil
 import struct
 import zlib
+from collections.abc import Callable
 from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from pictures import noise
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import messages
 from proxy_anchor.data import images
-from proxy_anchor.data.augment import CentralCrop, RandomCrops
+from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.files import find_images, images_below
 from proxy_anchor.data.images import (
     ImageDataset,
     fit_workers,
+    input_key,
     open_image,
     open_input,
     prepare_readable,
@@ -35,11 +39,6 @@ from proxy_anchor.data.table import make_tables
 from proxy_anchor.errors import UsageError
 
 GREY, RED, WHITE = (120, 120, 120), (200, 10, 10), (255, 255, 255)
-
-
-def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels).convert(mode)
 
 
 def pixel(image: Image.Image, at: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
@@ -130,20 +129,6 @@ def test_an_exif_orientation_is_applied_once(orientation, form, tmp_path):
         assert letters == UPRIGHT[orientation]
     with open_image(file) as image:
         assert upright_size(image) == (len(letters), len(letters[0]))
-
-
-@pytest.mark.parametrize("crops", [RandomCrops(16), CentralCrop(16, 20)], ids=["training", "evaluation"])
-def test_a_turned_photograph_is_cropped_as_the_upright_one(crops, tmp_path):
-    upright, exif = noise(60, 40), Image.Exif()
-    exif[0x0112] = 8  # a viewer turns it by 90 degrees counter-clockwise
-    upright.save(tmp_path / "upright.png")
-    upright.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "turned.png", exif=exif)
-    files = [tmp_path / "upright.png", tmp_path / "turned.png"]
-    for epoch in range(3):
-        one, other = (ImageDataset(make_tables([(file, "a")])[0], crops)[epoch][0] for file in files)
-        assert torch.equal(one, other)
-    _, [one, other], _ = prepare_readable(CentralCrop(16, 20), [*enumerate(files)])  # what searches and embeds read
-    assert torch.equal(one, other)
 
 
 def test_damaged_exif_data_leave_an_image_as_it_is_stored(tmp_path):
@@ -306,3 +291,81 @@ def test_fewer_batches_than_workers_prepare_need_less_room_and_ranks_share_it(mo
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="take 0 MB"):
         fit_workers(16, [(1000, 2)])
+
+
+# ---- images that are handed over one by one
+
+
+def test_every_kind_of_input_is_the_same_picture(write_images: Callable) -> None:
+    [(path, _)] = write_images({"a": 1})
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    for given in (path, str(path), path.read_bytes(), pixels, Image.fromarray(pixels), pixels[:, ::-1][:, ::-1]):
+        assert np.array_equal(np.asarray(open_input(given)), pixels)
+    grey = open_input(pixels[:, :, 0])
+    assert grey.mode == "RGB"
+    assert np.array_equal(np.asarray(grey)[:, :, 2], pixels[:, :, 0])
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (b"", "empty"),
+        (b"GIF89a but no image", "no image of a known format"),
+        (np.zeros((4, 4, 3), dtype=np.float32), "expected uint8"),
+        (np.zeros((4, 4, 4), dtype=np.uint8), "expected uint8"),
+        (np.zeros((0, 4), dtype=np.uint8), "expected uint8"),
+        (3, "type int"),
+    ],
+)
+def test_what_is_no_image_is_said_in_one_line(given: object, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        open_input(given)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_decompression_bomb_is_refused_by_its_header() -> None:
+    stream = BytesIO()
+    Image.new("RGB", (30, 50)).save(stream, "PNG")
+    with pytest.raises(UsageError, match=r"30 x 50 pixels; at most 1,000"):
+        open_input(stream.getvalue()[:-20], max_pixels=1000)  # what follows the header is damaged, and not read
+
+
+def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for name in ("10.png", "2.png", "sub/1.JPG", ".hidden.png", "__MACOSX/3.png", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / "pipe.png")  # reading it would wait for ever
+    assert [path.relative_to(tmp_path).as_posix() for path in find_images(tmp_path)] == ["2.png", "10.png", "sub/1.JPG"]
+    assert capsys.readouterr().out == f"{tmp_path}: no images, and left out: 1 .txt\n"
+    with pytest.raises(UsageError, match="no such folder"):
+        find_images(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "phone.heic").touch()
+    with pytest.raises(
+        UsageError, match=r"holds no image file \(no images, and left out: 1 \.heic\): there is nothing"
+    ):
+        find_images(tmp_path / "empty")
+
+
+def test_key_changes_with_the_file(write_images: Callable) -> None:
+    (first, _), (second, _) = write_images({"a": 2})
+    before = input_key(first)
+    assert before == input_key(str(first)) != input_key(second)
+    first.write_bytes(second.read_bytes())
+    assert input_key(first) != before
+    assert input_key(b"x") == input_key(b"x") != input_key(b"y")
+    assert input_key(np.zeros((2, 3), np.uint8)) != input_key(np.zeros((3, 2), np.uint8))
+    assert "missing" in input_key("/nowhere/at/all.png")
+
+
+def test_unreadable_images_keep_their_place_and_reason(write_images: Callable, tmp_path: Path) -> None:
+    (good, _), (other, _) = write_images({"a": 2})
+    (tmp_path / "bad.jpg").write_text("no image")
+    rows, pixels, skipped = prepare_readable(CentralCrop(16, 20), [(4, good), (5, tmp_path / "bad.jpg"), (7, other)])
+    assert rows == [4, 7]
+    assert pixels.shape == (2, 3, 16, 16)
+    assert pixels.dtype == torch.uint8
+    assert [row for row, _ in skipped] == [5]
+    assert "bad.jpg" in skipped[0][1]
+    assert prepare_readable(CentralCrop(16, 20), [(5, tmp_path / "bad.jpg")])[0] == []

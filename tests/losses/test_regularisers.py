@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from commands import compose_train
+from eq_4 import cosine, proxy_anchor
 from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from pytorch_metric_learning.losses import ThresholdConsistentMarginLoss
@@ -44,24 +45,6 @@ def embeddings() -> Tensor:
 def loss() -> ProxyAnchorLoss:
     torch.manual_seed(1)
     return ProxyAnchorLoss(CLASSES, DIM, alpha=4).double()
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    return float(a @ b / (a.norm() * b.norm()))
-
-
-def proxy_anchor(x: list[Tensor], labels: list[int], proxies: list[Tensor], alpha: float, delta: float) -> float:
-    """Eq. 4 by loops."""
-    positive = [
-        math.log1p(sum(math.exp(-alpha * (cosine(v, p) - delta)) for v, y in zip(x, labels, strict=True) if y == c))
-        for c, p in enumerate(proxies)
-        if c in labels
-    ]
-    negative = [
-        math.log1p(sum(math.exp(alpha * (cosine(v, p) + delta)) for v, y in zip(x, labels, strict=True) if y != c))
-        for c, p in enumerate(proxies)
-    ]
-    return sum(positive) / len(positive) + sum(negative) / len(negative)
 
 
 def test_partners_are_the_next_rows_of_another_class() -> None:

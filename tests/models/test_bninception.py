@@ -104,17 +104,6 @@ def test_a_file_gives_golden_features_through_the_whole_chain(file: Path) -> Non
 # Preprocessing
 
 
-def test_rgb_bytes_reach_the_graph_as_bgr_minus_the_mean(file: Path) -> None:
-    net = EmbeddingNet("bninception", 8, weights=str(file)).eval()
-    images = pixels()
-    with torch.no_grad():
-        features = net.backbone.features(images[:, [2, 1, 0]].float() - BGR_MEAN)
-        expected = net.head(features.mean((2, 3)) + features.amax((2, 3)))
-        torch.testing.assert_close(net(images), torch.nn.functional.normalize(expected), rtol=0, atol=1e-5)
-        wrong = net(images.flip(1))
-    assert not torch.allclose(net(images), wrong, atol=1e-2)
-
-
 def test_saving_and_loading_never_reverses_the_colours(file: Path, tmp_path: Path) -> None:
     net = EmbeddingNet("bninception", 8, weights=str(file)).eval()
     images = pixels()

@@ -19,6 +19,12 @@ def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
 
 
+def classes(count: int, number: int, dim: int = 8, noise: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Embeddings around a random centre of each class, and labels 0, 1, 2, ... in turn."""
+    labels, centres = torch.arange(count) % number, rows(number, dim, seed)
+    return centres[labels] + noise * rows(count, dim, seed + 1), labels
+
+
 def on_circle(*degrees: float) -> np.ndarray:
     angles = np.radians(degrees)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)

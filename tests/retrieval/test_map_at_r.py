@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy_anchor.retrieval import ranking
-from proxy_anchor.retrieval import search as search_module
 from proxy_anchor.retrieval.metrics import (
     map_at_r,
     num_queries_without_positive,
@@ -200,17 +199,3 @@ class TestAgainstPlainLoops:
         assert got[1] == pytest.approx(np.mean([sum(each) / 99 for each in hits]), abs=1e-12)
         assert got[1] == pytest.approx(1 / 20, abs=2e-3)
         assert got[0] < got[1]
-
-
-class TestRetrievalMetrics:
-    @pytest.mark.parametrize("engine", ["auto", "torch"] + ["faiss_cpu"] * search_module.has_faiss())
-    def test_is_the_three_functions(self, engine: str) -> None:
-        random = np.random.default_rng(8)
-        x, labels = random.normal(size=(300, 16)), random.integers(0, 30, 300)
-        for gallery in ({}, {"gallery": x[:200] + 0.1, "gallery_labels": labels[:200]}):
-            got = retrieval_metrics(x, labels, (1, 4), engine=engine, **gallery)
-            recall = recall_at_k(x, labels, (1, 4), **gallery)
-            expected = {f"recall_at_{k}": value for k, value in recall.items()}
-            assert got == {**expected, "map_at_r": map_at_r(x, labels, **gallery), "r_precision": got["r_precision"]}
-            assert got["r_precision"] == r_precision(x, labels, **gallery)
-            assert all(type(value) is float for value in got.values())

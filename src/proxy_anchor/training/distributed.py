@@ -137,6 +137,8 @@ class SyncBatchNorms(TorchSyncBatchNorm):
                     "note: on CPUs batch norm trains on each process's part of the batch, not on all of it.", flush=True
                 )
             return model
+        if any(isinstance(each, nn.SyncBatchNorm) for each in model.modules()):
+            return model  # of an earlier fit: timm would convert them again, and lose their activations
         return convert_sync_batchnorm(model)
 
     def revert(self, model: nn.Module) -> nn.Module:
