@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -43,6 +44,12 @@ def test_same_numbers_as_torchvision_with_its_hidden_switch(theirs: nn.Module, f
     with torch.no_grad():
         expected = nn.functional.normalize(theirs((images / 255 - IMAGENET_MEAN) / IMAGENET_STD))
         torch.testing.assert_close(net(images), expected, rtol=0, atol=1e-5)
+
+
+def test_preprocessing_is_half_half() -> None:
+    config = timm.models.get_pretrained_cfg("googlenet")
+    assert config.mean == config.std == (0.5, 0.5, 0.5)
+    assert config.url == torchvision.models.GoogLeNet_Weights.IMAGENET1K_V1.url
 
 
 def test_no_auxiliary_and_no_unused_parameters(theirs: nn.Module) -> None:
