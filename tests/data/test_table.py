@@ -55,15 +55,12 @@ def test_splits_refuse_query_and_gallery_of_two_maps():
         Splits("s", train, query, gallery)
 
 
-def test_tables_and_shared_classes():
+def test_tables_by_name():
     [train] = make_tables(rows("a", "b", "c"))
     query, gallery = make_tables(rows("c", "x"), rows("b", "x"))
     assert list(Splits("s", train, query).tables) == ["train", "query"]
     splits = Splits("s", train, query, gallery)
     assert list(splits.tables) == ["train", "query", "gallery"]
-    assert splits.shared_classes == ["b", "c"]
-    [other] = make_tables(rows("x", "y"))
-    assert Splits("s", train, other).shared_classes == []
 
 
 def test_missing_files_are_counted_and_five_of_them_named(tmp_path):

@@ -67,14 +67,6 @@ def test_equals_plain_loops(batch: int, classes: int, alpha: float, delta: float
     assert value.item() == pytest.approx(proxy_anchor([*x], labels.tolist(), [*proxies], alpha, delta), rel=1e-11)
 
 
-def test_a_value_by_hand() -> None:
-    # One image on its own proxy, at a right angle to the other: log(1 + e^-(1-d)a) / 1 + log(1 + e^(0+d)a) / 2.
-    value = loss_with(torch.eye(2, dtype=torch.float64), alpha=2.0, delta=0.5)(
-        torch.tensor([[3.0, 0.0]], dtype=torch.float64), torch.tensor([0])
-    )
-    assert value.item() == pytest.approx(math.log(1 + math.exp(-1)) + math.log(1 + math.exp(1)) / 2, rel=1e-11)
-
-
 @pytest.mark.parametrize(("batch", "classes"), [(12, 5), (3, 20), (1, 3), (4, 1)])
 def test_gradient_is_the_closed_form_of_eq_6(batch: int, classes: int) -> None:
     alpha, delta = 8.0, 0.1

@@ -110,7 +110,7 @@ def test_every_tensor_must_fit(tmp_path: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "source"), [("test_resnet", "timm/test_resnet"), ("legacy_seresnet18", "https://github.com/")]
+    ("name", "source"), [("test_resnet", "timm/test_resnet"), ("bninception", "http.*/bn_inception-52deb4733.pth")]
 )
 @pytest.mark.parametrize("error", [OSError("no network"), RuntimeError("client has been closed\n")])
 def test_without_network_the_file_wanted_is_named(

@@ -150,8 +150,3 @@ def test_regularisers_come_back_and_their_parameters_train(
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     with pytest.raises(UsageError, match=r"regularisers are made .*os\.system.*pass regularisers="):
         MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt")
-
-
-def test_no_regulariser_is_named_loss(make_learner: Callable) -> None:
-    with pytest.raises(UsageError, match="a regulariser cannot be named loss; choose another name"):
-        make_learner(regularisers={"loss": Shrink()})
