@@ -145,7 +145,7 @@ def test_a_wrong_root_or_output_is_one_line(tmp_path):
     for number in range(8):
         look.write_picture(tmp_path / "mine" / "abcd"[number % 4] / f"{number}.jpg", number)
     for arguments, text in {
-        ("dataset=sop", "dataset.root=no"): "no does not hold Stanford Online Products",
+        ("dataset=sop", "dataset.root=no"): "is not a folder",
         ("dataset=folder", f"dataset.root={tmp_path / 'mine'}", "output=no/list.csv"): "output=no/list.csv cannot be",
     }.items():
         with pytest.raises(messages.USER_ERRORS) as caught:

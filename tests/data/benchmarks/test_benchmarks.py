@@ -154,8 +154,8 @@ def test_the_birds_of_2010_are_recognised(tmp_path):
 @pytest.mark.parametrize("name", LOADERS)
 def test_an_empty_folder_says_what_is_wanted(name, tmp_path):
     _, load, _ = LOADERS[name]
-    for root in (tmp_path, tmp_path / "nothing"):
-        assert f"dataset.root={root} does not hold" in refused(load, root)
+    assert f"dataset.root={tmp_path} does not hold" in refused(load, tmp_path)
+    assert f"dataset.root={tmp_path / 'nothing'} is not a folder: pass" in refused(load, tmp_path / "nothing")
 
 
 DAMAGED = {  # file, line to replace, new text, place and complaint
