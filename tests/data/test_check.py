@@ -14,6 +14,7 @@ from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import messages
 from proxy_anchor.data.bad_images import BAD, ODD, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
+from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
 
@@ -96,6 +97,15 @@ def test_same_bytes_by_what_they_contradict(plain):
         "both.jpg": "contradiction",
     }
     assert result["leaked.jpg"].detail == f"as {train / 'a' / '2.jpg'} (train, class a)"
+
+
+def test_query_in_the_gallery_is_a_duplicate(tmp_path):
+    for number in range(4):
+        noise(64, 48, number).save(tmp_path / f"{number}.png")
+    [train] = make_tables([(tmp_path / "0.png", "x"), (tmp_path / "1.png", "x")])
+    query, gallery = make_tables([(tmp_path / "2.png", "y")], [(tmp_path / "2.png", "y"), (tmp_path / "3.png", "y")])
+    [finding] = check_images(Splits("made", train, query, gallery), progress=False)
+    assert (finding.kind, finding.table) == ("duplicate", "gallery")
 
 
 def test_threads_find_what_one_finds(plain):

@@ -116,10 +116,16 @@ def test_layers_are_exchanged_for_training_on_gpus(
     learner.net = EmbeddingNet(backbone, 8, pretrained=False, image_size=32, batch_norm=batch_norm).eval()
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     expected, tensors = learner(images), {name: id(each) for name, each in learner.named_parameters()}
-    sync = SyncBatchNorms()
-    for _ in range(2):  # as of a learner that is fitted twice
-        assert sync.revert(sync.apply(learner)) is learner
-    exchanged = sum(isinstance(each, nn.SyncBatchNorm) for each in learner.modules())
-    assert (exchanged > 3) == (batch_norm == "train" and backend == "nccl")
-    torch.testing.assert_close(learner.eval()(images), expected)
+    kinds, sync = [type(each) for each in learner.modules()], SyncBatchNorms()
+    for number in range(2):  # as of a learner that is fitted twice
+        assert sync.apply(learner) is learner
+        exchanged = [each for each in learner.modules() if isinstance(each, nn.SyncBatchNorm)]
+        assert (len(exchanged) > 3) == (batch_norm == "train" and backend == "nccl")
+        torch.testing.assert_close(learner(images), expected)
+        for each in exchanged:
+            each.running_mean = torch.full_like(each.running_mean, number)  # another tensor, as of a move
+        expected = learner(images)
+        assert sync.revert(learner) is learner
+        assert [type(each) for each in learner.modules()] == kinds
+        torch.testing.assert_close(learner(images), expected)
     assert {name: id(each) for name, each in learner.named_parameters()} == tensors

@@ -24,6 +24,7 @@ from pytorch_lightning.plugins.layer_sync import TorchSyncBatchNorm
 from pytorch_lightning.strategies import DDPStrategy
 from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from proxy_anchor.errors import AgreedError
@@ -127,6 +128,9 @@ class SyncBatchNorms(TorchSyncBatchNorm):
     torch synchronises batch norm on GPUs only; on CPUs each rank uses its part of the batch.
     """
 
+    def __init__(self) -> None:
+        self._plain: dict[str, nn.Module] = {}
+
     def apply(self, model: nn.Module) -> nn.Module:
         """Exchange the layers. Parameters and statistics stay the same tensors."""
         if getattr(getattr(model, "net", None), "batch_norm", "train") != "train" or not dist.is_initialized():
@@ -137,12 +141,16 @@ class SyncBatchNorms(TorchSyncBatchNorm):
                     "note: on CPUs batch norm trains on each process's part of the batch, not on all of it.", flush=True
                 )
             return model
-        if any(isinstance(each, nn.SyncBatchNorm) for each in model.modules()):
-            return model  # of an earlier fit: timm would convert them again, and lose their activations
+        self._plain = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
         return convert_sync_batchnorm(model)
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Keep the layers: they evaluate as plain ones do, and torch's own conversion loses activations."""
+        """Put the network's own layers back, with what was learned, for a later fit on CPUs or in one process."""
+        for name, plain in self._plain.items():
+            trained = model.get_submodule(name)
+            plain._parameters, plain._buffers = trained._parameters, trained._buffers
+            model.set_submodule(name, plain.train(trained.training))
+        self._plain = {}
         return model
 
 
