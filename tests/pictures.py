@@ -8,6 +8,10 @@ import numpy as np
 from PIL import Image
 
 
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
 def write_noise_images(folder: Path, counts: dict[str, int], size: int = 32) -> list[tuple[Path, str]]:
     """Small noisy PNG files below a folder, a colour per class: rows for `make_tables`."""
     rows = []

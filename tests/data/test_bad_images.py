@@ -163,21 +163,6 @@ def test_skip_on_clean_images_changes_nothing(tmp_path):
     make_folder(tmp_path / "mine", part="test", classes=2)
     splits = load_folder(tmp_path / "mine")
     assert drop_bad_images(splits, progress=False) is splits
-    result, folder = run(tmp_path / "mine", "data.on_bad_image=skip")
-    assert result["num_skipped_images"] == 0
-    assert not (folder / "bad_images.txt").exists()
-
-
-def test_a_class_that_loses_all_its_images_is_gone(broken):
-    root, _ = broken
-    for path in (root / "train" / "class4").iterdir():
-        path.unlink(missing_ok=True)
-        path.write_bytes(b"")
-    splits = drop_bad_images(load_folder(root, verify_files=False), progress=False)
-    assert "class4" not in splits.train.classes
-    assert sorted(set(splits.train.labels.tolist())) == list(range(splits.train.num_classes))
-    names = [splits.train.classes[label] for label in splits.train.labels]
-    assert names == [path.parent.name for path in splits.train.paths]
 
 
 def test_nothing_left_to_train_on_is_refused(broken):

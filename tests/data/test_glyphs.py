@@ -4,7 +4,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,8 +22,7 @@ SMALL = {"train_classes": 3, "test_classes": 2, "images_per_class": 4, "image_si
 # of ink of either that is further than one pixel in `INK_PX` from all ink of the other, in the face and at the relative
 # rotation in which they are most alike.
 INK_PX, BORDER_PX = 22, 2
-SELECTED_ABOVE = 0.05
-ALIKE_BELOW = 0.04  # less than what was selected with: another FreeType may move an outline a little
+ALIKE_BELOW = 0.04  # those of CHARACTERS were chosen above 0.05: another FreeType may move an outline a little
 ANGLES = np.linspace(-2 * MAX_ROTATION_DEG, 2 * MAX_ROTATION_DEG, 7)
 
 
@@ -52,42 +50,6 @@ def shape_distances(characters: Sequence[str]) -> np.ndarray:
             second_outside = (1 - wide) @ turned_ink.T / turned_ink.sum(1)[None]
             np.minimum(smallest, np.maximum(first_outside, second_outside), out=smallest)
     return np.minimum(smallest, smallest.T)
-
-
-def choose_characters(candidates: Sequence[str], threshold: float = SELECTED_ABOVE) -> str:
-    """Those candidates, in their order, that differ from all that were chosen before them."""
-    distances = shape_distances(candidates)
-    chosen: list[int] = []
-    for i in range(len(candidates)):
-        if all(distances[i, j] > threshold for j in chosen):
-            chosen.append(i)
-    return "".join(candidates[i] for i in chosen)
-
-
-def all_candidates() -> list[str]:
-    """Letters and digits, then symbols, that all faces have: no accented letters, nothing as thin as a bar."""
-    from fontTools.ttLib import TTFont
-
-    common = set.intersection(*(set(TTFont(glyphs._font(face).path).getBestCmap()) for face in FACES))
-    symbol_blocks = ((0x20, 0x250), (0x20A0, 0x2190), (0x2200, 0x2300), (0x2302, 0x2329), (0x2600, 0x27C0))
-
-    def is_wide(character: str) -> bool:
-        side = INK_PX + 2 * BORDER_PX
-        inks = [normalised(upright_mask(character, face), 0)[0].reshape(side, side) > 0.3 for face in FACES]
-        return min(ink.any(axis).sum() for ink in inks for axis in (0, 1)) >= 8
-
-    letters, symbols = [], []
-    for code in sorted(common):
-        character, category = chr(code), unicodedata.category(chr(code))
-        if unicodedata.decomposition(character) or character == "∕":  # a slash looks like a line of the clutter
-            continue
-        if category in ("Lu", "Ll", "Lo", "Nd"):
-            letters.append(character)
-        elif character in "#%&@?§¶" or (
-            category in ("Sc", "Sm", "So") and any(low <= code < high for low, high in symbol_blocks)
-        ):
-            symbols.append(character)
-    return [character for character in letters + symbols if is_wide(character)]
 
 
 def pixel_digest(splits) -> str:
@@ -137,7 +99,6 @@ def test_the_shape_distance_finds_lookalikes():
         distances = shape_distances(group)
         assert (distances < ALIKE_BELOW).all(), (group, distances)
     assert shape_distances("EF")[0, 1] > ALIKE_BELOW
-    assert choose_characters("AΑАEOο0") == "AEO"
 
 
 def test_pixels_depend_on_the_seed_only(tmp_path):
@@ -223,7 +184,3 @@ def test_missing_font_is_named_before_anything_is_written(tmp_path, monkeypatch)
     with pytest.raises(UsageError, match=r"NoSuchFace\.ttf cannot be read.*reinstall matplotlib"):
         load_glyphs(tmp_path / "data", **SMALL)
     assert not (tmp_path / "data").exists()
-
-
-if __name__ == "__main__":  # prints the value of CHARACTERS
-    print(choose_characters(all_candidates()))

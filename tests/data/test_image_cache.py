@@ -24,13 +24,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def table(tmp_path: Path) -> ImageTable:
-    """Seven images of different sizes and modes."""
-    random, rows = np.random.default_rng(0), []
+    """Seven images of different sizes and modes, one of which a viewer turns by 90 degrees."""
+    random, rows, exif = np.random.default_rng(0), [], Image.Exif()
     for number, (width, height, mode) in enumerate(
         [(20, 10, "RGB"), (7, 31, "L"), (1, 1, "RGB"), (64, 64, "RGBA"), (30, 20, "P"), (11, 12, "RGB"), (40, 9, "RGB")]
     ):
-        file = tmp_path / f"{number}.png"
-        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).convert(mode).save(file)
+        file, exif[0x0112] = tmp_path / f"{number}.png", 6 if number == 5 else 1
+        image = Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).convert(mode)
+        image.save(file, exif=exif)
         rows.append((file, str(number % 3)))
     return make_tables(rows)[0]
 
@@ -65,20 +66,6 @@ def test_two_processes_decode_a_share_each_and_send_it(
     mine = sent[rank][1]
     assert 0 < len(mine) < len(whole.values) == sum(len(share) for _, share in sent)
     assert torch.equal(mine, whole.values[start : start + len(mine)])
-
-
-@pytest.mark.parametrize("form", [Shrunk(), Shrunk(8), CentralCrop(8, 10)], ids=repr)
-def test_images_are_cached_upright(form: module.Form, tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (12, 30, 3), np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a viewer turns it by 90 degrees clockwise
-    Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif)
-    Image.fromarray(np.rot90(pixels, -1)).save(tmp_path / "upright.png")
-    stored, upright = (
-        in_memory(make_tables([(tmp_path / f"{name}.png", "a")])[0], form) for name in ("stored", "upright")
-    )
-    assert torch.equal(stored.sizes, upright.sizes)
-    assert torch.equal(stored.values, upright.values)
 
 
 def test_shrinking_never_enlarges_and_rounds_as_torchvision_does() -> None:
@@ -169,31 +156,19 @@ def test_a_build_that_was_killed_leaves_nothing_that_is_taken_for_whole(table: I
     assert not list((tmp_path / "cache").glob("*.partial"))
 
 
-@pytest.mark.parametrize("place", ["folder", "lock"])
-def test_a_folder_that_cannot_be_written_is_one_line_with_the_repair(
-    place: str, table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*arguments: object, **named: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(*((Path, "mkdir") if place == "folder" else (os, "open")), refused)
-    monkeypatch.setattr(module, "_fingerprints", lambda *arguments: ("a", "b"))
-    with pytest.raises(
-        UsageError, match=rf"{tmp_path} \(Read-only file system\): set data\.cache=disk with a data\.cache_dir that"
-    ):
-        decode_to_file(table, Shrunk(), tmp_path, 0, name="mine")
-
-
+@pytest.mark.parametrize("call", [(Path, "mkdir"), (os, "open"), (os, "posix_fallocate")])
 def test_a_full_disk_is_one_line_and_leaves_nothing(
-    table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: tuple, table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: object) -> None:
+    def full(*arguments: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UsageError, match=r"cache \(No space left on device\): .*data\.cache_side .*data\.cache=none"):
-        decode_to_file(table, Shrunk(), tmp_path / "cache", 0, name="mine")
-    assert [each.suffix for each in (tmp_path / "cache").iterdir()] == [".lock"]
+    monkeypatch.setattr(*call, full)
+    repair = r"set data\.cache=disk with a data\.cache_dir that .*data\.cache_side .*data\.cache=none"
+    with pytest.raises(UsageError, match=rf"{tmp_path} \(No space left on device\): {repair}"):
+        decode_to_file(table, Shrunk(), tmp_path, 0, name="mine")
+    monkeypatch.undo()
+    assert not [*tmp_path.glob("*.pixels"), *tmp_path.glob("*.partial")]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -7,26 +7,30 @@ import resource
 import shutil
 import struct
 import zlib
+from collections.abc import Callable
 from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from pictures import noise
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from proxy_anchor.cli import messages
 from proxy_anchor.data import images
-from proxy_anchor.data.augment import CentralCrop, RandomCrops
+from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.files import find_images, images_below
 from proxy_anchor.data.images import (
     ImageDataset,
-    InputImages,
     fit_workers,
+    input_key,
     open_image,
     open_input,
+    prepare_readable,
     read_rgb,
     to_rgb,
     upright_size,
@@ -35,11 +39,6 @@ from proxy_anchor.data.table import make_tables
 from proxy_anchor.errors import UsageError
 
 GREY, RED, WHITE = (120, 120, 120), (200, 10, 10), (255, 255, 255)
-
-
-def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels).convert(mode)
 
 
 def pixel(image: Image.Image, at: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
@@ -132,20 +131,6 @@ def test_an_exif_orientation_is_applied_once(orientation, form, tmp_path):
         assert upright_size(image) == (len(letters), len(letters[0]))
 
 
-@pytest.mark.parametrize("crops", [RandomCrops(16), CentralCrop(16, 20)], ids=["training", "evaluation"])
-def test_a_turned_photograph_is_cropped_as_the_upright_one(crops, tmp_path):
-    upright, exif = noise(60, 40), Image.Exif()
-    exif[0x0112] = 8  # a viewer turns it by 90 degrees counter-clockwise
-    upright.save(tmp_path / "upright.png")
-    upright.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "turned.png", exif=exif)
-    files = [tmp_path / "upright.png", tmp_path / "turned.png"]
-    for epoch in range(3):
-        one, other = (ImageDataset(make_tables([(file, "a")])[0], crops)[epoch][0] for file in files)
-        assert torch.equal(one, other)
-    one, other = (InputImages(files, CentralCrop(16, 20))[row][1] for row in range(2))  # what searches and embeds read
-    assert torch.equal(one, other)
-
-
 def test_damaged_exif_data_leave_an_image_as_it_is_stored(tmp_path):
     noise(12, 5).save(tmp_path / "x.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert read_rgb(tmp_path / "x.jpg").size == (12, 5)
@@ -162,52 +147,32 @@ def png_of_size(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
-def encoded(form: str) -> bytes:
+def encoded(image: Image.Image, form: str) -> bytes:
     stream = io.BytesIO()
-    noise(64, 64).save(stream, form)
+    image.save(stream, form)
     return stream.getvalue()
+
+
+NOISE = noise(64, 64)
+NOT_FINITE = Image.fromarray(np.full((3, 3), np.nan, np.float32))
+BAD = {  # content, and what its error must say; further kinds: test_bad_images.py
+    "empty": (b"", "empty file"),
+    "text": (b"<html>404 not found</html>\n" * 9, "no image of a known format"),
+    "truncated jpeg": (encoded(NOISE, "JPEG")[:-900], "truncated"),
+    "truncated gif": (encoded(NOISE, "GIF")[:-900], "truncated"),
+    "corrupt png": (encoded(NOISE, "PNG")[:40] + b"\xff" * 400 + encoded(NOISE, "PNG")[440:], "cannot be read"),
+    "bomb": (png_of_size(60_000, 60_000), "decompression bomb"),
+    "not finite": (encoded(NOT_FINITE, "TIFF"), "not finite"),
+    "missing": (None, "is missing"),
+}
 
 
 def bad_file(kind: str, folder: Path) -> tuple[Path, str]:
     """A file that cannot be read and what its error must say."""
-    file = folder / "bad image.jpg"
-    contents = {
-        "empty": (b"", "empty file"),
-        "text": (b"<html>404 not found</html>\n" * 9, "no image of a known format"),
-        "truncated jpeg": (encoded("JPEG")[:-900], "truncated"),
-        "truncated png": (encoded("PNG")[:-900], "truncated"),
-        "truncated gif": (encoded("GIF")[:-900], "truncated"),
-        "header only": (encoded("JPEG")[:20], "cannot be read"),
-        "corrupt png": (encoded("PNG")[:40] + b"\xff" * 400 + encoded("PNG")[440:], "cannot be read"),
-        "bomb": (png_of_size(60_000, 60_000), "decompression bomb"),
-        "archive twin": (b"\0\5\x16\7" + b"\0" * 78, "no image of a known format"),
-    }
-    if kind == "folder":
-        file.mkdir()
-        return file, "directory"
-    if kind == "missing":
-        return file, "is missing"
-    if kind == "not finite":
-        Image.fromarray(np.full((3, 3), np.nan, np.float32)).save(file, "TIFF")
-        return file, "not finite"
-    file.write_bytes(contents[kind][0])
-    return file, contents[kind][1]
-
-
-BAD = [
-    "empty",
-    "text",
-    "folder",
-    "missing",
-    "bomb",
-    "truncated jpeg",
-    "truncated png",
-    "truncated gif",
-    "header only",
-    "corrupt png",
-    "archive twin",
-    "not finite",
-]
+    file, (content, reason) = folder / "bad image.jpg", BAD[kind]
+    if content is not None:
+        file.write_bytes(content)
+    return file, reason
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -277,25 +242,6 @@ def make_dataset(folder: Path, count: int = 6) -> ImageDataset:
     return ImageDataset(make_tables(rows)[0], CentralCrop(8, 8))
 
 
-def test_an_item_is_image_label_and_index(tmp_path):
-    dataset = make_dataset(tmp_path)
-    assert len(dataset) == 6
-    for index in range(6):
-        image, label, number = dataset[index]
-        assert image.dtype == torch.uint8
-        assert (image[0] == index).all()
-        assert (int(label), number) == (index % 3, index)
-
-
-def test_the_index_travels_through_workers_and_orders(tmp_path):
-    loader = DataLoader(make_dataset(tmp_path), batch_size=2, sampler=[5, 0, 3, 3, 1], num_workers=1)
-    images, labels, indices = (torch.cat(parts) for parts in zip(*loader, strict=True))
-    assert indices.tolist() == [5, 0, 3, 3, 1]
-    assert indices.dtype == labels.dtype == torch.int64
-    assert images[:, 0, 0, 0].tolist() == [5, 0, 3, 3, 1]
-    assert labels.tolist() == [2, 0, 0, 0, 1]
-
-
 @pytest.mark.parametrize(("num_workers", "kind"), [(0, "missing"), (1, "truncated jpeg")])
 def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
     dataset = make_dataset(tmp_path)
@@ -316,13 +262,7 @@ def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
     [
         (0, 0, 0, 0, ""),
         (2, 10 * 1000, 1024, 2, ""),
-        (
-            2,
-            10 * 1000 - 1,
-            1024,
-            1,
-            "num_workers=2: so many processes for each of 2 loaders take 0 MB of .*0 MB are free",
-        ),
+        (2, 10 * 1000 - 1, 1024, 1, "num_workers=2: .* each of 2 loaders take 0 MB of .*0 MB are free"),
         (2, 5 * 1000, 1024, 0, "num_workers=2: .*--shm-size=8g"),
         (2, 10**9, 32, 0, "num_workers=2: .* take [0-9]+ open files .the limit is 32; `ulimit -n 4096`"),
         (None, 10 * 1000, 1024, 2, ""),
@@ -351,3 +291,81 @@ def test_fewer_batches_than_workers_prepare_need_less_room_and_ranks_share_it(mo
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="take 0 MB"):
         fit_workers(16, [(1000, 2)])
+
+
+# ---- images that are handed over one by one
+
+
+def test_every_kind_of_input_is_the_same_picture(write_images: Callable) -> None:
+    [(path, _)] = write_images({"a": 1})
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    for given in (path, str(path), path.read_bytes(), pixels, Image.fromarray(pixels), pixels[:, ::-1][:, ::-1]):
+        assert np.array_equal(np.asarray(open_input(given)), pixels)
+    grey = open_input(pixels[:, :, 0])
+    assert grey.mode == "RGB"
+    assert np.array_equal(np.asarray(grey)[:, :, 2], pixels[:, :, 0])
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (b"", "empty"),
+        (b"GIF89a but no image", "no image of a known format"),
+        (np.zeros((4, 4, 3), dtype=np.float32), "expected uint8"),
+        (np.zeros((4, 4, 4), dtype=np.uint8), "expected uint8"),
+        (np.zeros((0, 4), dtype=np.uint8), "expected uint8"),
+        (3, "type int"),
+    ],
+)
+def test_what_is_no_image_is_said_in_one_line(given: object, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        open_input(given)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_decompression_bomb_is_refused_by_its_header() -> None:
+    stream = BytesIO()
+    Image.new("RGB", (30, 50)).save(stream, "PNG")
+    with pytest.raises(UsageError, match=r"30 x 50 pixels; at most 1,000"):
+        open_input(stream.getvalue()[:-20], max_pixels=1000)  # what follows the header is damaged, and not read
+
+
+def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for name in ("10.png", "2.png", "sub/1.JPG", ".hidden.png", "__MACOSX/3.png", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / "pipe.png")  # reading it would wait for ever
+    assert [path.relative_to(tmp_path).as_posix() for path in find_images(tmp_path)] == ["2.png", "10.png", "sub/1.JPG"]
+    assert capsys.readouterr().out == f"{tmp_path}: no images, and left out: 1 .txt\n"
+    with pytest.raises(UsageError, match="no such folder"):
+        find_images(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "phone.heic").touch()
+    with pytest.raises(
+        UsageError, match=r"holds no image file \(no images, and left out: 1 \.heic\): there is nothing"
+    ):
+        find_images(tmp_path / "empty")
+
+
+def test_key_changes_with_the_file(write_images: Callable) -> None:
+    (first, _), (second, _) = write_images({"a": 2})
+    before = input_key(first)
+    assert before == input_key(str(first)) != input_key(second)
+    first.write_bytes(second.read_bytes())
+    assert input_key(first) != before
+    assert input_key(b"x") == input_key(b"x") != input_key(b"y")
+    assert input_key(np.zeros((2, 3), np.uint8)) != input_key(np.zeros((3, 2), np.uint8))
+    assert "missing" in input_key("/nowhere/at/all.png")
+
+
+def test_unreadable_images_keep_their_place_and_reason(write_images: Callable, tmp_path: Path) -> None:
+    (good, _), (other, _) = write_images({"a": 2})
+    (tmp_path / "bad.jpg").write_text("no image")
+    rows, pixels, skipped = prepare_readable(CentralCrop(16, 20), [(4, good), (5, tmp_path / "bad.jpg"), (7, other)])
+    assert rows == [4, 7]
+    assert pixels.shape == (2, 3, 16, 16)
+    assert pixels.dtype == torch.uint8
+    assert [row for row, _ in skipped] == [5]
+    assert "bad.jpg" in skipped[0][1]
+    assert prepare_readable(CentralCrop(16, 20), [(5, tmp_path / "bad.jpg")])[0] == []

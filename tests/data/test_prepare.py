@@ -1,16 +1,18 @@
 """From archives to a data set: served from localhost, broken off, damaged, hostile."""
 
+import functools
 import hashlib
 import http.server
-import io
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 import tarfile
 import threading
 import zipfile
 from pathlib import Path
+from typing import ClassVar
 
 import lookalikes as look
 import pytest
@@ -23,62 +25,42 @@ from proxy_anchor.data.prepare import prepare
 from proxy_anchor.errors import UsageError
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `files`; `cuts` are the numbers of bytes after which the next answers break off."""
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder; `cuts` are the numbers of bytes after which the next answers break off."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, bytes] = {}
-        self.cuts: list[int] = []
-        self.seen: list[str] = []  # path of each request
+    cuts: ClassVar[list[int]] = []
+    seen: ClassVar[list[str]] = []  # path of each request
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        server = self.server
-        server.seen.append(self.path)
-        name = self.path.partition("?")[0]
-        if name not in server.files:
-            self.send_error(404)
-            return
-        body = server.files[name]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
+        self.seen.append(self.path)
+        super().do_GET()
+
+    def copyfile(self, source, outputfile) -> None:
+        outputfile.write(source.read(self.cuts.pop(0) if self.cuts else -1))
 
     def log_message(self, *arguments) -> None:
         pass
 
 
 @pytest.fixture
-def server():
-    with Server() as served:
-        thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+def url(tmp_path):
+    """The address of the folder tmp_path / "served"."""
+    Handler.cuts.clear()
+    Handler.seen.clear()
+    (tmp_path / "served").mkdir()
+    handler = functools.partial(Handler, directory=tmp_path / "served")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
-        yield served
-        served.shutdown()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
         thread.join()
 
 
-def pack_tar(source: Path, *, mode: str = "w:gz", only: str = "") -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode=mode) as tar:
-        tar.add(source / only, arcname=only or ".")
-    return stream.getvalue()
-
-
-def pack_zip(source: Path, *, only: str = "") -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
-        for path in sorted((source / only).rglob("*")):
-            if path.is_file():
-                packed.write(path, path.relative_to(source))
-    return stream.getvalue()
+def pack(source: Path, file: Path, form: str = "gztar", only: str = ".") -> Path:
+    """Pack a folder, or one folder `only` of it, into a file of any name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.make_archive(str(file.parent / "packed"), form, source, only)).rename(file)
 
 
 def partial(load):
@@ -120,10 +102,9 @@ def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz", "zip"])
-def test_every_kind_of_archive(mode, cub, root, tmp_path):
-    archive = tmp_path / "birds.archive"
-    archive.write_bytes(pack_zip(cub) if mode == "zip" else pack_tar(cub, mode=mode))
+@pytest.mark.parametrize("form", ["tar", "gztar", "bztar", "xztar", "zip"])
+def test_every_kind_of_archive(form, cub, root, tmp_path):
+    archive = pack(cub, tmp_path / "birds.archive", form)
     splits = make(root, archive)
     assert len(splits.train) == 12
     assert splits.train.paths[0].is_relative_to(root)
@@ -136,9 +117,8 @@ def test_every_kind_of_archive(mode, cub, root, tmp_path):
 
 def test_cars_in_two_archives_and_single_files(tmp_path, root):
     source = look.make_cars_two_folders(tmp_path / "source")
-    archives = [tmp_path / f"{part}_.tgz" for part in ("cars_train", "cars_test", "devkit")]
-    for archive in archives:
-        archive.write_bytes(pack_tar(source, only=archive.stem.rstrip("_")))
+    parts = ("cars_train", "cars_test", "devkit")
+    archives = [pack(source, tmp_path / f"{part}_.tgz", only=part) for part in parts]
     message = refused(root, *archives, load=load_cars)
     assert "holds no classes" in message
     assert "unpacking" not in message
@@ -150,69 +130,65 @@ def test_cars_in_two_archives_and_single_files(tmp_path, root):
 # Fetching
 
 
-def test_fetched_and_a_second_run_does_nothing(server, cub, root, capsys):
-    server.files["/a/CUB.tgz"] = pack_tar(cub)
-    make(root, f"{server.url}/a/CUB.tgz?download=1")
+def test_fetched_and_a_second_run_does_nothing(url, cub, root, tmp_path, capsys):
+    pack(cub, tmp_path / "served/a/CUB.tgz")
+    make(root, f"{url}/a/CUB.tgz?download=1")
     assert [path.name for path in root.parent.iterdir()] == ["set"]  # what was fetched is not needed any more
     stamp = root.stat().st_mtime_ns
-    assert len(make(root, f"{server.url}/a/CUB.tgz?download=1").train) == 12
+    assert len(make(root, f"{url}/a/CUB.tgz?download=1").train) == 12
     assert "is already complete" in capsys.readouterr().out
-    assert len(server.seen) == 1
+    assert len(Handler.seen) == 1
     assert root.stat().st_mtime_ns == stamp
 
 
-def test_a_connection_that_breaks_is_tried_again(server, cub, root):
-    server.files["/CUB.tgz"] = pack_tar(cub)
-    server.cuts = [1000, 0]
-    assert len(make(root, f"{server.url}/CUB.tgz").train) == 12
-    assert len(server.seen) == 3
+def test_a_connection_that_breaks_is_tried_again(url, cub, root, tmp_path):
+    pack(cub, tmp_path / "served/CUB.tgz")
+    Handler.cuts.extend([1000, 0])
+    assert len(make(root, f"{url}/CUB.tgz").train) == 12
+    assert len(Handler.seen) == 3
 
 
-def test_what_was_fetched_is_kept_for_the_next_run(server, cub, root):
-    source = f"{server.url}/CUB.tgz"
-    server.files["/CUB.tgz"] = pack_tar(cub)
-    assert "404" in refused(root, source, f"{server.url}/second.mat")
-    server.seen.clear()
-    assert len(make(root, source).train) == 12
-    assert server.seen == []
+def test_what_was_fetched_is_kept_for_the_next_run(url, cub, root, tmp_path):
+    pack(cub, tmp_path / "served/CUB.tgz")
+    assert "404" in refused(root, f"{url}/CUB.tgz", f"{url}/second.mat")
+    Handler.seen.clear()
+    assert len(make(root, f"{url}/CUB.tgz").train) == 12
+    assert Handler.seen == []
 
 
-def test_what_cannot_be_fetched_is_one_line(server, root):
-    assert "check the address, or fetch the file" in refused(root, f"{server.url}/no.tgz")
+def test_what_cannot_be_fetched_is_one_line(url, root, tmp_path):
+    assert "check the address, or fetch the file" in refused(root, f"{url}/no.tgz")
     assert "Connection refused" in refused(root, "http://127.0.0.1:1/x.tgz")
     assert "no such file; pass a file or an http(s) address" in refused(root, "ftp://host/x.tgz")
     assert "no such file" in refused(root, root.with_name("x.tgz"))
     assert "names no archive" in refused(root)
-    server.files["/page"] = b"<!DOCTYPE html><title>Sign in</title>"
-    assert "perhaps a web page" in refused(root, f"{server.url}/page")
+    (tmp_path / "served/page").write_text("<!DOCTYPE html><title>Sign in</title>")
+    assert "perhaps a web page" in refused(root, f"{url}/page")
     assert not any(path.is_file() for path in root.parent.rglob("page"))  # or the next run would meet it again
 
 
 # Verifying
 
 
-def test_a_published_checksum_is_compared(server, cub, root, monkeypatch):
-    content = server.files["/CUB_200_2011.tgz"] = pack_tar(cub)
-    url = f"{server.url}/CUB_200_2011.tgz"
-    message = refused(root, url)
-    assert f"expected MD5 97eceeb196236b17998738112f37df78, found {hashlib.md5(content).hexdigest()}" in message
+def test_a_published_checksum_is_compared(url, cub, root, tmp_path, monkeypatch):
+    found = hashlib.md5(pack(cub, tmp_path / "served/CUB_200_2011.tgz").read_bytes()).hexdigest()
+    address = f"{url}/CUB_200_2011.tgz"
+    assert f"expected MD5 97eceeb196236b17998738112f37df78, found {found}" in refused(root, address)
     assert not any(path.is_file() for path in root.parent.rglob("*.tgz"))  # or the next run would meet it again
-    assert len(make(root, url, verify_checksum=False).train) == 12
-    monkeypatch.setitem(module.PUBLISHED_MD5, "CUB_200_2011.tgz", hashlib.md5(content).hexdigest())
-    assert len(make(root.with_name("b"), url).train) == 12
+    assert len(make(root, address, verify_checksum=False).train) == 12
+    monkeypatch.setitem(module.PUBLISHED_MD5, "CUB_200_2011.tgz", found)
+    assert len(make(root.with_name("b"), address).train) == 12
 
 
 def test_counts_are_verified_always(tmp_path, cub, root):
-    archive = tmp_path / "birds.tgz"
-    archive.write_bytes(pack_tar(cub))
+    archive = pack(cub, tmp_path / "birds.tgz")
     with pytest.raises(UsageError, match=r"expected 5,864 training images .* found 12"):
         prepare(root, [str(archive)], load=load_cub)
     assert not root.exists()
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(cub, root, tmp_path):
-    archive = tmp_path / "birds.tgz"
-    archive.write_bytes(pack_tar(cub))
+    archive = pack(cub, tmp_path / "birds.tgz")
     root.mkdir(parents=True)
     (root / "thesis.tex").write_text("years of work")
     message = refused(root, archive)
@@ -224,8 +200,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(cub, root, tmp_path):
 
 @pytest.mark.parametrize("moment", [1, 10, 25])
 def test_killed_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypatch):
-    archive = tmp_path / "birds.tgz"
-    archive.write_bytes(pack_tar(cub))
+    archive = pack(cub, tmp_path / "birds.tgz")
     original, calls = module.is_hidden, []
 
     def die(*arguments):
@@ -249,30 +224,6 @@ def test_killed_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypat
 # Damaged and hostile archives
 
 
-def tar_of(*members: tuple[str, bytes | None, dict]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
-        for name, content, fields in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content or b"")
-            for field, value in fields.items():
-                setattr(info, field, value)
-            tar.addfile(info, io.BytesIO(content or b""))
-    return stream.getvalue()
-
-
-def zip_of(*members: tuple[str, bytes, int]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as packed:
-        for name, content, mode in members:
-            info = zipfile.ZipInfo("x")
-            info.filename = name
-            info.create_system = 3
-            info.external_attr = mode << 16
-            packed.writestr(info, content)
-    return stream.getvalue()
-
-
 ESCAPES = [
     "../evil",
     "a/../../evil",
@@ -289,8 +240,14 @@ ESCAPES = [
 @pytest.mark.parametrize("name", ESCAPES)
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_nothing_is_written_outside_of_the_folder(kind, name, root, tmp_path):
-    content = tar_of((name, b"evil", {})) if kind == "tar" else zip_of((name, b"evil", stat.S_IFREG | 0o644))
-    (tmp_path / "x").write_bytes(content)
+    if kind == "tar":
+        with tarfile.open(tmp_path / "x", "w") as tar:
+            tar.addfile(tarfile.TarInfo(name))
+    else:
+        with zipfile.ZipFile(tmp_path / "x", "w") as packed:
+            info = zipfile.ZipInfo("x")
+            info.filename, info.create_system, info.external_attr = name, 3, (stat.S_IFREG | 0o644) << 16
+            packed.writestr(info, b"evil")
     refused(root, tmp_path / "x")
     assert not list(tmp_path.rglob("*evil*"))
     assert not Path("/tmp/proxy_anchor_evil").exists()
@@ -299,28 +256,27 @@ def test_nothing_is_written_outside_of_the_folder(kind, name, root, tmp_path):
 @pytest.mark.parametrize("target", ["/tmp", "../..", "CUB_200_2011/images.txt"])
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, "zip"])
 def test_links_and_devices_are_never_made(kind, target, cub, root, tmp_path):
-    content = io.BytesIO(pack_zip(cub) if kind == "zip" else pack_tar(cub, mode="w"))
+    archive = pack(cub, tmp_path / "x", "zip" if kind == "zip" else "tar")
     if kind == "zip":
-        with zipfile.ZipFile(content, "a") as packed:
+        with zipfile.ZipFile(archive, "a") as packed:
             info = zipfile.ZipInfo("link")
             info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
             packed.writestr(info, target)
     else:
-        with tarfile.open(fileobj=content, mode="a") as tar:
+        with tarfile.open(archive, "a") as tar:
             info = tarfile.TarInfo("link")
             info.type, info.linkname = kind, target
             tar.addfile(info)
-    (tmp_path / "x").write_bytes(content.getvalue())
-    make(root, tmp_path / "x")
+    make(root, archive)
     assert not any(path.is_symlink() or path.is_fifo() for path in root.rglob("*"))
 
 
 # The command
 
 
-def test_the_command(server, cub, tmp_path):
-    server.files["/birds.tgz"] = pack_tar(cub)
-    arguments = ["dataset=cub", "dataset.root=cub", "dataset.allow_partial=true", f"archive={server.url}/birds.tgz"]
+def test_the_command(cub, tmp_path):
+    archive = pack(cub, tmp_path.with_name("birds.tgz"))
+    arguments = ["dataset=cub", "dataset.root=cub", "dataset.allow_partial=true", f"archive={archive}"]
     output = run_ok("prepare.py", *arguments, cwd=tmp_path)
     assert "data: cub, 12 train images of 4 classes" in output
     assert f"ready: {tmp_path / 'cub'}" in output

@@ -4,23 +4,29 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from commands import compose_train
 
-from proxy_anchor.data.splits import hold_out_classes, take_fold
+from proxy_anchor.cli import config
+from proxy_anchor.data.splits import hold_out_classes, mislabel, take_fold
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
 
-def make_splits(num_classes: int) -> Splits:
+def make_splits(num_classes: int, images: int | None = None) -> Splits:
+    """With 1, 2, 3, 1, ... images of a class, unless their number is given."""
     train = [
-        (Path(f"{label}/{index}.png"), f"c{label}") for label in range(num_classes) for index in range(label % 3 + 1)
+        (Path(f"{label}/{index}.png"), f"c{label}")
+        for label in range(num_classes)
+        for index in range(images or label % 3 + 1)
     ]
     test = [(Path(f"t{label}.png"), f"t{label}") for label in (0, 0, 1, 1)]
     return Splits("made-up", make_tables(train)[0], make_tables(test)[0])
 
 
 def contents(table) -> set[tuple[str, str]]:
-    return {(str(path), table.classes[label]) for path, label in zip(table.paths, table.labels, strict=True)}
+    return set(table.rows)
 
 
 def test_held_out_classes_leave_training_and_keep_their_names_and_images():
@@ -72,3 +78,55 @@ def test_what_cannot_be_divided_is_refused(call, text):
     with pytest.raises(UsageError) as caught:
         call()
     assert text in str(caught.value)
+
+
+# ---- label noise
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.2, 100), (0.4, 200), (0.001, 0), (0.003, 2), (1.0, 500)])
+def test_exactly_that_share_gets_another_class(share, count):
+    clean = make_splits(10, images=50)
+    noisy = mislabel(clean, share=share)
+    assert (noisy.train.labels != clean.train.labels).sum() == noisy.num_mislabelled == count
+    assert noisy.train.paths == clean.train.paths
+    assert noisy.train.classes == clean.train.classes
+    assert set(noisy.train.labels.tolist()) <= set(range(10))
+
+
+def test_other_classes_are_equally_likely():
+    clean = make_splits(5, images=2000)
+    noisy = mislabel(clean, share=0.5)
+    counts = np.zeros((5, 5))
+    np.add.at(counts, (clean.train.labels, noisy.train.labels), 1)
+    others = counts[~np.eye(5, dtype=bool)]
+    assert others == pytest.approx(np.full(20, 250), abs=60)
+    assert counts.diagonal() == pytest.approx(np.full(5, 1000), abs=100)
+
+
+def test_the_seed_decides_which_labels():
+    clean = make_splits(10, images=50)
+    a, b, c = (mislabel(clean, share=0.2, seed=seed).train.labels for seed in (0, 0, 1))
+    assert (a == b).all()
+    assert (a != c).any()
+
+
+def test_what_cannot_be_mislabelled_is_refused():
+    with pytest.raises(UsageError, match=r"dataset\.label_noise=1\.5"):
+        mislabel(make_splits(10, images=50), share=1.5)
+    with pytest.raises(UsageError, match="another class"):
+        mislabel(make_splits(1, images=9), share=0.2)
+
+
+def test_settings_make_noise_after_holding_out(tmp_path):
+    cfg = compose_train(
+        f"dataset.root={tmp_path}",
+        "dataset.load.train_classes=8",
+        "dataset.load.test_classes=4",
+        "dataset.load.images_per_class=4",
+        "dataset.label_noise=0.25",
+        "validation=classes",
+    )
+    splits = config.load_splits(cfg)
+    assert splits.num_mislabelled == 6  # of 6 classes x 4 images: 2 classes are held out
+    for table in (splits.query, splits.validation):
+        assert all(path.parent.name == name for path, name in table.rows)

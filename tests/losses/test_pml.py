@@ -13,7 +13,6 @@ from pytorch_metric_learning.regularizers import SparseCentersRegularizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.losses import pml
 from proxy_anchor.losses.proxy_nca import ProxyNCALoss
 from proxy_anchor.losses.proxy_nca_pp import ProxyNCAPlusPlusLoss
@@ -202,14 +201,3 @@ def test_distance_weighted_miner_leaves_out_images_whose_negatives_are_all_far()
     anchors, _, _ = miners.DistanceWeightedMiner()(torch.cat([near, far]), torch.tensor([0, 0, 1, 1, 2, 2]))
     assert 1 < torch.cdist(near, far).max() < 1.4
     assert set(anchors.tolist()) == {0, 1, 2, 3}
-
-
-def test_library_would_recast_proxies_and_ours_does_not() -> None:
-    theirs, ours = library.ProxyAnchorLoss(3, 5), ProxyAnchorLoss(3, 5)
-    x = torch.randn(8, 5, dtype=torch.bfloat16)
-    theirs(x, LABELS)
-    ours(x, LABELS)
-    assert (theirs.proxies.dtype, ours.proxies.dtype) == (torch.bfloat16, torch.float32)
-    adapted = pml.normalized_softmax(3, 5)
-    adapted(x, LABELS)
-    assert adapted.loss.W.dtype == torch.float32

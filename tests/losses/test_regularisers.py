@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from commands import compose_train
+from eq_4 import cosine, proxy_anchor
 from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from pytorch_metric_learning.losses import ThresholdConsistentMarginLoss
@@ -44,24 +45,6 @@ def embeddings() -> Tensor:
 def loss() -> ProxyAnchorLoss:
     torch.manual_seed(1)
     return ProxyAnchorLoss(CLASSES, DIM, alpha=4).double()
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    return float(a @ b / (a.norm() * b.norm()))
-
-
-def proxy_anchor(x: list[Tensor], labels: list[int], proxies: list[Tensor], alpha: float, delta: float) -> float:
-    """Eq. 4 by loops."""
-    positive = [
-        math.log1p(sum(math.exp(-alpha * (cosine(v, p) - delta)) for v, y in zip(x, labels, strict=True) if y == c))
-        for c, p in enumerate(proxies)
-        if c in labels
-    ]
-    negative = [
-        math.log1p(sum(math.exp(alpha * (cosine(v, p) + delta)) for v, y in zip(x, labels, strict=True) if y != c))
-        for c, p in enumerate(proxies)
-    ]
-    return sum(positive) / len(positive) + sum(negative) / len(negative)
 
 
 def test_partners_are_the_next_rows_of_another_class() -> None:
@@ -106,11 +89,9 @@ def test_metrix_weighs_mixed_embeddings_inside_the_logarithm(embeddings: Tensor,
         for i, j in enumerate(other):
             s = cosine(share * x[i] + (1 - share) * x[j], p)
             y = share * (LABELS[i] == c).item() + (1 - share) * (LABELS[j] == c).item()
-            pull, push, degrees = (
-                pull + y * math.exp(-4 * (s - 0.1)),
-                push + (1 - y) * math.exp(4 * (s + 0.1)),
-                degrees + y,
-            )
+            pull += y * math.exp(-4 * (s - 0.1))
+            push += (1 - y) * math.exp(4 * (s + 0.1))
+            degrees += y
         positive += [math.log1p(pull)] * (degrees > 0)
         negative.append(math.log1p(push))
     assert len(positive) == 4
@@ -126,19 +107,9 @@ def test_features_are_mixed_before_the_head(embeddings: Tensor, loss: ProxyAncho
     head, features = nn.Linear(3, DIM).double(), torch.randn(len(LABELS), 3, dtype=torch.float64)
     share, other = np.random.default_rng(5).beta(2, 2), partners(LABELS)
     mixed = F.normalize(head(share * features + (1 - share) * features[other]))
-    found, given = (
-        regularised_loss(
-            loss,
-            {"mix": MetrixFeatures(1.0)},
-            rows,
-            LABELS,
-            random=np.random.default_rng(5),
-            features=rows_f,
-            head=head,
-        )["mix"]
-        for rows, rows_f in ((embeddings, features), (embeddings + 1, features))
-    )
-    assert found.item() == given.item()  # the plain embeddings do not matter
+    term = {"mix": MetrixFeatures(1.0)}
+    given = {"random": np.random.default_rng(5), "features": features, "head": head}
+    found = regularised_loss(loss, term, embeddings + 1, LABELS, **given)["mix"]  # the embeddings do not matter
     similarities = mixed @ F.normalize(loss.proxies).T
     y = share * F.one_hot(LABELS, CLASSES) + (1 - share) * F.one_hot(LABELS[other], CLASSES)
     pull = (y * torch.exp(-4 * (similarities - 0.1))).sum(0)
@@ -152,15 +123,6 @@ def test_anti_collapse_is_the_log_determinant_of_the_proxies(classes: int) -> No
     p = F.normalize(proxies).numpy()
     expected = np.linalg.slogdet(np.eye(DIM) + DIM / (classes * 0.5) * sum(np.outer(each, each) for each in p))[1] / 2
     assert AntiCollapse()(torch.empty(0), torch.empty(0), proxies).item() == pytest.approx(-expected, rel=1e-5)
-
-
-def test_anti_collapse_drives_equal_proxies_apart() -> None:
-    proxies = (torch.ones(4, DIM) + 0.01 * torch.randn(4, DIM)).requires_grad_()
-    before = AntiCollapse()(torch.empty(0), torch.empty(0), proxies)
-    (gradient,) = torch.autograd.grad(before, proxies)
-    after = proxies - 0.1 * gradient
-    unit = [F.normalize(each.detach()) for each in (proxies, after)]
-    assert (unit[1] @ unit[1].T).mean() < (unit[0] @ unit[0].T).mean()
 
 
 def test_tcm_equals_loops_and_the_library(embeddings: Tensor) -> None:
@@ -296,6 +258,15 @@ class Shrink(Regulariser):
 
     def forward(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         return self.scale * embeddings.square().sum()
+
+
+def test_a_regulariser_that_mixes_has_a_kind_of_loss_too() -> None:
+    class Own(ProxySynthesis):
+        loss_type = ProxyAnchorLoss
+
+    Own().check(ProxyAnchorLoss(CLASSES, DIM))
+    with pytest.raises(UsageError, match=r"Own needs a ProxyAnchorLoss .*received ProxyNCALoss"):
+        Own().check(ProxyNCALoss(CLASSES, DIM))
 
 
 def test_terms_are_weighted_and_any_proxy_loss_can_be_mixed(embeddings: Tensor) -> None:

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from commands import SHARED
 from torch import Tensor, nn
 
-from proxy_anchor import EmbeddingNet
+from proxy_anchor import EmbeddingNet, recall_at_k
+from proxy_anchor.data.augment import CentralCrop
+from proxy_anchor.data.benchmarks.cars import load_cars
+from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor.data.images import read_rgb
 from proxy_anchor.errors import UsageError
 from proxy_anchor.models.weights import create_pretrained
 
@@ -40,31 +46,15 @@ def test_package_weights_are_loaded_in_order(lite_file: Path) -> None:
     assert list(stored)[-2:] == ["_fc.weight", "_fc.bias"]
 
 
-@pytest.mark.parametrize(
-    ("photograph", "classes"),
-    [
-        ("chelsea.png", {281, 282, 285}),  # tabby, tiger cat, Egyptian cat
-        ("coffee.png", {504, 967, 968}),  # coffee mug, espresso, cup
-        ("rocket.jpg", {657, 744, 812}),  # missile, projectile, space shuttle
-    ],
-)
-def test_package_weights_classify_photographs(lite_file: Path, photograph: str, classes: set[int]) -> None:
-    skimage = pytest.importorskip("skimage")
-    file = Path(skimage.__file__).parent / "data" / photograph
-    if not file.is_file():
-        pytest.skip(f"this scikit-image does not ship {photograph}")
-    from proxy_anchor.data.augment import CentralCrop
-    from proxy_anchor.data.images import read_rgb
-
+def test_package_weights_know_a_cat(lite_file: Path) -> None:
+    file = Path(pytest.importorskip("skimage").__file__).parent / "data" / "chelsea.png"
     net = EmbeddingNet(LITE, 8, pooling="own").eval()
     stored = torch.load(lite_file, weights_only=True)
-    classifier = nn.Linear(1280, 1000)
-    classifier.load_state_dict({"weight": stored["_fc.weight"], "bias": stored["_fc.bias"]})
-    net.head = classifier  # logits over unit length keep their order
+    net.head = nn.Linear(1280, 1000)  # logits over unit length keep their order
+    net.head.load_state_dict({"weight": stored["_fc.weight"], "bias": stored["_fc.bias"]})
     with torch.no_grad():
         scores = net(CentralCrop(224, 256)(read_rgb(file))[None])[0]
-    assert set(scores.topk(5).indices.tolist()) & classes
-    assert int(scores.argmax()) in classes
+    assert int(scores.argmax()) in (281, 282, 285)  # tabby, tiger cat, Egyptian cat
 
 
 # A local file
@@ -84,15 +74,11 @@ def test_a_local_file_is_loaded_without_its_classifier(tmp_path: Path, suffix: s
     assert all(torch.equal(loaded[name], state[name]) for name in loaded)
 
 
-@pytest.mark.parametrize("problem", ["missing", "folder", "empty", "text", "truncated", "a list", "another network"])
+@pytest.mark.parametrize("problem", ["missing", "folder", "truncated", "a list", "another network"])
 def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, problem: str) -> None:
     file = tmp_path / "weights.pth"
     if problem == "folder":
         file.mkdir()
-    elif problem == "empty":
-        file.touch()
-    elif problem == "text":
-        file.write_text("<html>not found</html>\n" * 3)
     elif problem == "truncated":
         saved(file)
         file.write_bytes(file.read_bytes()[:5000])
@@ -124,7 +110,7 @@ def test_every_tensor_must_fit(tmp_path: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "source"), [("test_resnet", "timm/test_resnet"), ("legacy_seresnet18", "https://github.com/")]
+    ("name", "source"), [("test_resnet", "timm/test_resnet"), ("bninception", "http.*/bn_inception-52deb4733.pth")]
 )
 @pytest.mark.parametrize("error", [OSError("no network"), RuntimeError("client has been closed\n")])
 def test_without_network_the_file_wanted_is_named(
@@ -183,3 +169,31 @@ def test_a_changed_network_is_refused(tmp_path: Path) -> None:
     timm.models.save_for_hf(model, str(tmp_path / "model"), model_config=config, safe_serialization=True)
     with pytest.raises(UsageError, match="is a modified test_resnet"):
         EmbeddingNet(f"local-dir:{tmp_path / 'model'}", 8, image_size=64)
+
+
+# The preprocessing that belongs to the weights
+
+
+HALF = SHARED / "data" / "cars196_half"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HALF.is_dir(), reason="the half of Cars-196 is not on this machine")
+def test_untrained_efficientnet_lite0_on_the_half_of_cars(tmp_path):
+    for archive in sorted(HALF.glob("images-*.tar")):
+        with tarfile.open(archive) as file:
+            file.extractall(tmp_path, filter="data")
+    shutil.copytree(HALF / "devkit", tmp_path / "devkit")
+    data = ImageDataModule(load_cars(tmp_path, allow_partial=True))
+    net = EmbeddingNet("tf_efficientnet_lite0", 1).eval()
+    pooled = {}
+    with torch.inference_mode():
+        for images, _, _ in data.val_dataloader()[0]:
+            features = net.backbone((images - net.mean) / net.std)
+            for name, value in {"avg": features.mean((2, 3)), "max": features.amax((2, 3))}.items():
+                pooled.setdefault(name, []).append(value)
+    average, maximum = (torch.cat(pooled[name]) for name in ("avg", "max"))
+    labels = data.splits.query.labels
+    # Measured with the released code's loader: 46.9 and 49.9 % (with ImageNet's mean and std 37.0 and 40.2).
+    assert recall_at_k(average, labels, 1)[1] == pytest.approx(0.469, abs=0.002)
+    assert recall_at_k(average + maximum, labels, 1)[1] == pytest.approx(0.499, abs=0.002)

@@ -5,12 +5,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from by_fractions import on_circle, ranked_hits, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from proxy_anchor.retrieval import ranking
-from proxy_anchor.retrieval import search as search_module
 from proxy_anchor.retrieval.metrics import (
     map_at_r,
     num_queries_without_positive,
@@ -18,15 +17,6 @@ from proxy_anchor.retrieval.metrics import (
     recall_at_k,
     retrieval_metrics,
 )
-
-
-def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:
-    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
-
-
-def on_circle(*degrees: float) -> np.ndarray:
-    angles = np.radians(degrees)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 def from_hits(hits: list[list[bool]]) -> tuple[float, float]:
@@ -38,19 +28,6 @@ def from_hits(hits: list[list[bool]]) -> tuple[float, float]:
             total += Fraction(found[i - 1] * sum(found[:i]), i * r)
         precision += Fraction(sum(found[:r]), max(r, 1))
     return float(total / len(hits)), float(precision / len(hits))
-
-
-def by_fractions(x: np.ndarray, labels: np.ndarray, g: np.ndarray, g_labels: np.ndarray) -> tuple[float, float]:
-    """For small integer vectors, without any rounding: sort by sign(s) * s**2, then index. `g is x`: self-search."""
-    hits = []
-    for i, a in enumerate(x.tolist()):
-        keys = []
-        for j, b in enumerate(g.tolist()):
-            dot = sum(p * q for p, q in zip(a, b, strict=True))
-            if not (g is x and i == j):
-                keys.append((-Fraction(dot * abs(dot), sum(q * q for q in b) or 1), j))
-        hits.append([bool(g_labels[j] == labels[i]) for _, j in sorted(keys)])
-    return from_hits(hits)
 
 
 def by_numpy(
@@ -76,6 +53,10 @@ def by_numpy(
 
 def both(*args: object, **kwargs: object) -> tuple[float, float]:
     return map_at_r(*args, **kwargs), r_precision(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def by_fractions(*given: np.ndarray) -> tuple[float, float]:
+    return from_hits(ranked_hits(*given))
 
 
 class TestByHand:
@@ -218,17 +199,3 @@ class TestAgainstPlainLoops:
         assert got[1] == pytest.approx(np.mean([sum(each) / 99 for each in hits]), abs=1e-12)
         assert got[1] == pytest.approx(1 / 20, abs=2e-3)
         assert got[0] < got[1]
-
-
-class TestRetrievalMetrics:
-    @pytest.mark.parametrize("engine", ["auto", "torch"] + ["faiss_cpu"] * search_module.has_faiss())
-    def test_is_the_three_functions(self, engine: str) -> None:
-        random = np.random.default_rng(8)
-        x, labels = random.normal(size=(300, 16)), random.integers(0, 30, 300)
-        for gallery in ({}, {"gallery": x[:200] + 0.1, "gallery_labels": labels[:200]}):
-            got = retrieval_metrics(x, labels, (1, 4), engine=engine, **gallery)
-            recall = recall_at_k(x, labels, (1, 4), **gallery)
-            expected = {f"recall_at_{k}": value for k, value in recall.items()}
-            assert got == {**expected, "map_at_r": map_at_r(x, labels, **gallery), "r_precision": got["r_precision"]}
-            assert got["r_precision"] == r_precision(x, labels, **gallery)
-            assert all(type(value) is float for value in got.values())

@@ -1,25 +1,27 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from by_fractions import ENGINES, each_engine, on_circle, ranked_hits, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_processes
 from torch import Tensor
+from torch.utils.data import DistributedSampler
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import ranking
 from proxy_anchor.retrieval import search as search_module
 from proxy_anchor.retrieval.metrics import (
     map_at_r,
+    metrics_of_ranking,
     num_positives,
     num_queries_without_positive,
     r_precision,
@@ -28,39 +30,16 @@ from proxy_anchor.retrieval.metrics import (
 )
 from proxy_anchor.retrieval.recall_at_k import RecallAtK
 from proxy_anchor.retrieval.rows import float32_error
+from proxy_anchor.retrieval.search import search
 
-AVAILABLE = ["torch"]
-AVAILABLE += ["faiss_cpu"] if search_module.has_faiss() else []
-AVAILABLE += ["faiss_gpu"] if search_module.faiss_gpu_works() else []
-each_engine = pytest.mark.parametrize("engine", AVAILABLE)
 GOLDEN = Path(__file__).parents[1] / "fidelity" / "recall.npz"
 
 
-def rows(count: int, dim: int = 16, seed: int = 0) -> Tensor:
-    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
-
-
-def on_circle(*degrees: float) -> np.ndarray:
-    angles = np.radians(degrees)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-
-def by_sorting_fractions(x: np.ndarray, labels: np.ndarray, ks: Sequence[int], g: np.ndarray, g_labels: np.ndarray):
-    """Recall@K for small integer vectors without any rounding: sort by sign(s) * s**2, then by index.
-
-    s**2 = dot**2 / (|a|**2 |b|**2) is a fraction, and |a| is the same for the whole row. `g is x` means self-search.
-    """
-    hits = dict.fromkeys(ks, 0)
-    for i, a in enumerate(x.tolist()):
-        keys = []
-        for j, b in enumerate(g.tolist()):
-            dot = sum(p * q for p, q in zip(a, b, strict=True))
-            if not (g is x and i == j):
-                keys.append((-Fraction(dot * abs(dot), sum(q * q for q in b) or 1), j))
-        neighbours = [g_labels[j] for _, j in sorted(keys)]
-        for k in ks:
-            hits[k] += labels[i] in neighbours[:k]
-    return {k: hits[k] / len(x) for k in ks}
+def by_sorting_fractions(
+    x: np.ndarray, labels: np.ndarray, ks: Sequence[int], g: np.ndarray, g_labels: np.ndarray
+) -> dict[int, float]:
+    hits = ranked_hits(x, labels, g, g_labels)
+    return {k: sum(any(found[:k]) for found in hits) / len(x) for k in ks}
 
 
 def by_loops(x: np.ndarray, labels: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
@@ -89,20 +68,6 @@ class TestGolden:
         got = recall_at_k(x, labels, golden["self_recall_k"], engine=engine)
         assert got == dict(zip(golden["self_recall_k"].tolist(), golden["self_recall"].tolist(), strict=True))
 
-    @each_engine
-    def test_query_and_gallery(self, engine: str) -> None:
-        golden = np.load(GOLDEN)
-        got = recall_at_k(
-            golden["query"],
-            golden["query_labels"],
-            golden["query_gallery_recall_k"],
-            gallery=golden["gallery"],
-            gallery_labels=golden["gallery_labels"],
-            engine=engine,
-        )
-        expected = zip(golden["query_gallery_recall_k"].tolist(), golden["query_gallery_recall"].tolist(), strict=True)
-        assert got == dict(expected)
-
 
 @each_engine
 class TestByHand:
@@ -125,11 +90,6 @@ class TestByHand:
         x = rows(40, 512).repeat(3, 1)
         labels = torch.cat([torch.arange(40), torch.arange(40) + 100, torch.arange(40)])
         assert recall_at_k(x, labels, (1, 2), engine=engine) == {1: 1 / 3, 2: 2 / 3}
-
-    def test_singletons_stay_in_the_denominator(self, engine: str) -> None:
-        x, labels = on_circle(0, 1, 40, 80), np.array([0, 0, 1, 2])
-        assert recall_at_k(x, labels, 3, engine=engine) == {3: 2 / 4}
-        assert num_queries_without_positive(labels) == 2
 
     def test_zero_rows_have_similarity_zero(self, engine: str) -> None:
         x = np.array([[0, 0], [0, 0], [1, 0], [0, 1], [-1, 0]], dtype=np.float32)
@@ -165,7 +125,9 @@ class TestEnginesAgree:
 
     @each_engine
     @pytest.mark.parametrize("dim", [3, 12, 200])
-    def test_many_exact_ties(self, engine: str, dim: int) -> None:
+    @pytest.mark.parametrize("chunk", [search_module.CHUNK_ELEMENTS, 1, 77])
+    def test_many_exact_ties(self, engine: str, dim: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
         random = np.random.default_rng(dim)
         x, labels = random.integers(-1, 2, (150, dim)), random.integers(0, 12, 150)
         expected = by_sorting_fractions(x, labels, (1, 2, 4, 8, 50), x, labels)
@@ -221,15 +183,6 @@ class TestEnginesAgree:
         assert got[1] == pytest.approx(1 / 100, abs=1e-3)  # chance, not 100 %
         assert got[8] == pytest.approx(8 / 100, abs=3e-3)
 
-    @each_engine
-    @pytest.mark.parametrize("chunk", [1, 77, 7 * 61])
-    def test_chunk_sizes_that_do_not_divide(self, engine: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        random = np.random.default_rng(3)
-        x, labels = random.integers(-1, 2, (61, 4)), random.integers(0, 6, 61)
-        monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
-        got = recall_at_k(x.astype("f4"), labels, (1, 2, 30), engine=engine)
-        assert got == by_sorting_fractions(x, labels, (1, 2, 30), x, labels)
-
     def test_nearly_collapsed_embeddings_cost_few_ordered_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
         summed, ordered_sum = [], ranking._ordered_sum
         monkeypatch.setattr(ranking, "_ordered_sum", lambda terms: summed.append(len(terms)) or ordered_sum(terms))
@@ -253,7 +206,7 @@ class TestEnginesAgree:
         found = set()
         for chunk in (2**25, 400, 3 * 400, 50 * 400):
             monkeypatch.setattr(search_module, "CHUNK_ELEMENTS", chunk)
-            for engine in AVAILABLE:
+            for engine in ENGINES:
                 for part in (slice(None), slice(0, None, 3)):
                     arguments = {"gallery": gallery, "gallery_labels": np.r_[labels, labels + 1000], "engine": engine}
                     got = recall_at_k(basis[..., 0][part], labels[part], 1, **arguments)[1]
@@ -276,7 +229,7 @@ class TestEnginesAgree:
         assert max(sizes) <= 4 * 10_000
         assert sum(sizes) == (4 + 8) * 300 * 300  # one pass in float32, one in float64
 
-    @pytest.mark.skipif("faiss_cpu" not in AVAILABLE, reason="faiss is not installed")
+    @pytest.mark.skipif("faiss_cpu" not in ENGINES, reason="faiss is not installed")
     def test_faiss_gpu_list_is_cut_at_2048(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """K close to the limit: the spare hits must not push the list past what the GPU can return."""
         asked = []
@@ -420,11 +373,6 @@ class TestRecallAtKClass:
             metric.update(x[part], labels[part], part)
         return metric
 
-    def test_padded_rows_count_once(self) -> None:
-        x, labels = rows(33), torch.arange(33)  # no row has a positive, a padded copy would be one
-        padded = [*range(0, 33, 2), *range(1, 33, 2), 0, 1, 2]
-        assert self.feed(RecallAtK((1, 2)), x, labels, padded).compute() == named({1: 0, 2: 0})
-
     def test_any_order_and_batching_gives_the_number_of_one_call(self) -> None:
         random = np.random.default_rng(6)
         x = torch.tensor(random.integers(-1, 2, (60, 3))).float()  # ties: the order of rows matters
@@ -434,10 +382,11 @@ class TestRecallAtKClass:
             order = random.permutation(60).tolist()
             assert self.feed(RecallAtK(), x, labels, [*order, *order[:5]], batch).compute() == named(expected)
 
-    def test_gallery(self) -> None:
+    @each_engine
+    def test_golden_query_and_gallery(self, engine: str) -> None:
         golden = np.load(GOLDEN)
         part = {name: torch.tensor(golden[name]) for name in ("query", "query_labels", "gallery", "gallery_labels")}
-        metric = RecallAtK((1, 10, 20, 30, 40), num_images=122 + 112)
+        metric = RecallAtK(golden["query_gallery_recall_k"], engine=engine, num_images=122 + 112)
         for start in range(0, 130, 10):
             for name, size in (("query", 122), ("gallery", 112)):
                 index = torch.arange(start, start + 10) % size  # wraps: both are padded with their own first rows
@@ -466,29 +415,12 @@ class TestRecallAtKClass:
             metric.compute()
         assert self.feed(metric, x, labels, [32]).compute() == named(recall_at_k(x, labels, 1))
 
-    def forty(self) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """40 random rows of 7 classes, whose Recall differs from that of any 20 or fewer of them."""
+    def test_forward_adds_a_batch(self) -> None:
         x, labels = rows(40, 8), torch.arange(40) % 7
-        expected = named(recall_at_k(x, labels, (1, 2)))
-        assert expected == {"recall_at_1": 2 / 40, "recall_at_2": 8 / 40}
-        return x, labels, expected
-
-    @pytest.mark.parametrize("full_state_update", [False, True])
-    def test_forward_returns_the_batchs_value_and_keeps_all_rows(
-        self, full_state_update: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(RecallAtK, "full_state_update", full_state_update)
-        x, labels, expected = self.forty()
         metric = RecallAtK((1, 2), num_images=40)
-        for part in (slice(0, 20), slice(20, 40)):
-            value = metric(x[part], labels[part])
-            assert value == named(recall_at_k(x[part], labels[part], (1, 2)))
-            assert value["recall_at_1"].dtype == torch.float64
-        assert metric.compute() == expected
-        metric.reset()
         metric(x[:20], labels[:20])
         metric.update(x[20:], labels[20:])
-        assert metric.compute() == expected
+        assert metric.compute() == named(recall_at_k(x, labels, (1, 2)))
 
     def test_refusals(self) -> None:
         with pytest.raises(UsageError, match="engine=fiass"):
@@ -498,50 +430,66 @@ class TestRecallAtKClass:
         with pytest.raises(UsageError, match="indices: expected"):
             RecallAtK().update(rows(3), torch.arange(3), torch.ones(3))
 
-    def test_33_images_on_two_processes_equal_one(self, tmp_path: Path) -> None:
-        random = np.random.default_rng(7)
-        x, labels = random.integers(-1, 2, (33, 3)), random.integers(0, 8, 33)
-        np.savez(tmp_path / "data.npz", x=x.astype("f4"), labels=labels)
-        script = f"""
-import sys, numpy as np, torch, torch.distributed as dist
-from torch.utils.data import DistributedSampler
-from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval.recall_at_k import RecallAtK
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://{tmp_path}/meet", rank=rank, world_size=2)
-data = np.load("{tmp_path}/data.npz")
-x, labels = torch.tensor(data["x"]), torch.tensor(data["labels"])
-metric = RecallAtK(num_images=33)
-mine = torch.tensor(list(DistributedSampler(range(33), 2, rank, shuffle=False)))
-assert len(mine) == 17
-for part in mine.split(5):
-    metric.update(x[part], labels[part], part)
-print(dict(zip(metric.compute(), map(float, metric.compute().values()))))
-metric.reset()
-if rank == 1:  # the other process has no rows
-    metric(x, labels, torch.arange(33))
-print(dict(zip(metric.compute(), map(float, metric.compute().values()))))
-assert len(metric.gathered_embeddings()[0]) == 33
-assert len(metric.embeddings) == rank  # each process has its own rows again
-try:
-    RecallAtK().compute()
-except UsageError as error:
-    assert "no embeddings were added" in str(error)
-else:
-    raise SystemExit("nothing was scored")
-try:
-    RecallAtK().update(x, labels)
-except UsageError as error:
-    assert "dataset indices" in str(error)
-else:
-    raise SystemExit("rows without an index were accepted")
-"""
-        command = [sys.executable, "-c", script]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
-        processes = [subprocess.Popen([*command, str(rank)], env=environment, **pipes) for rank in range(2)]
-        outputs = [process.communicate(timeout=120) for process in processes]
-        whole = by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels)
-        expected = f"{named(whole)}\n" * 2
-        assert [output for output, _ in outputs] == [expected, expected], outputs
-        assert [process.returncode for process in processes] == [0, 0], outputs
+
+def of_two_processes(x: Tensor, labels: Tensor) -> dict[str, object]:
+    """What one of them gets of padded shares, of rows that the second has alone, and where it errs."""
+    dist.init_process_group("gloo")
+    rank, found = dist.get_rank(), {}
+    metric = RecallAtK(num_images=33)
+    mine = torch.tensor([*DistributedSampler(range(33), 2, rank, shuffle=False)])
+    assert len(mine) == 17
+    for part in mine.split(5):
+        metric.update(x[part], labels[part], part)
+    found["shares"] = metric.compute()
+    metric.reset()
+    if rank == 1:
+        metric(x, labels, torch.arange(33))
+    found["one has all"] = metric.compute()
+    found["gathered"] = len(metric.gathered_embeddings()[0])
+    assert len(metric.embeddings) == rank  # each process has its own rows again
+    with pytest.raises(UsageError, match="no embeddings were added"):
+        RecallAtK().compute()
+    with pytest.raises(UsageError, match="dataset indices"):
+        RecallAtK().update(x, labels)
+    return found
+
+
+def test_33_images_on_two_processes_equal_one(tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    x, labels = random.integers(-1, 2, (33, 3)), random.integers(0, 8, 33)
+    whole = named(by_sorting_fractions(x, labels, (1, 2, 4, 8), x, labels))
+    given = torch.tensor(x).float(), torch.tensor(labels)
+    for found in run_processes(of_two_processes, *given, world_size=2, folder=tmp_path):
+        assert found == {"shares": whole, "one has all": whole, "gathered": 33}
+
+
+# ---- neighbour lists that were ranked elsewhere
+
+
+def test_metrics_of_a_ranking_are_fractions_a_person_can_check():
+    """Classes a a a b, each ranked by hand; b has no positive and counts as a miss."""
+    ranking = torch.tensor([[1, 3, 2], [3, 0, 2], [3, 1, 0], [0, 1, 2]])
+    values = metrics_of_ranking(ranking, torch.tensor([0, 0, 0, 1]), [1, 2])
+    assert values["recall_at_1"] == 1 / 4
+    assert values["recall_at_2"] == 3 / 4
+    # R = 2: (1 + 0) / 2, (0 + 1/2) / 2, (0 + 1/2) / 2, nothing
+    assert values["map_at_r"] == pytest.approx((1 / 2 + 1 / 4 + 1 / 4) / 4)
+    assert values["r_precision"] == pytest.approx((1 / 2 + 1 / 2 + 1 / 2) / 4)
+
+
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_metrics_of_the_search_s_own_ranking_are_the_metrics(with_gallery):
+    embeddings, labels = torch.randn(60, 8), torch.arange(60) % 7
+    gallery = {"gallery": embeddings[20:], "gallery_labels": labels[20:]} if with_gallery else {}
+    queries, wanted = (embeddings[:20], labels[:20]) if with_gallery else (embeddings, labels)
+    _, ranking = search(queries, gallery.get("gallery", queries), 15, exclude_self=not with_gallery)
+    found = metrics_of_ranking(ranking, wanted, [1, 4], gallery_labels=gallery.get("gallery_labels"))
+    assert found == pytest.approx(retrieval_metrics(queries, wanted, [1, 4], **gallery))
+
+
+def test_a_ranking_that_is_too_short_or_wrong_is_refused():
+    labels = torch.tensor([0, 0, 0, 1])
+    with pytest.raises(UsageError, match="at least 2 neighbours"):
+        metrics_of_ranking(torch.zeros(4, 1, dtype=torch.int64), labels, 1)
+    with pytest.raises(UsageError, match="outside the gallery"):
+        metrics_of_ranking(torch.full((4, 3), 4), labels, 1)

@@ -7,16 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from by_fractions import classes
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval.reranking import k_reciprocal, query_expansion, rerank
-
-
-def made_up(num_images: int, num_classes: int = 6, dim: int = 8, noise: float = 0.6, seed: int = 0):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(num_images) % num_classes
-    centres = torch.randn(num_classes, dim, generator=generator)
-    return centres[labels] + noise * torch.randn(num_images, dim, generator=generator), labels
 
 
 def k_reciprocal_loops(rows: np.ndarray, k1: int, k2: int, weight: float) -> np.ndarray:
@@ -56,7 +50,7 @@ def k_reciprocal_loops(rows: np.ndarray, k1: int, k2: int, weight: float) -> np.
 
 @pytest.mark.parametrize(("k1", "k2", "weight"), [(20, 6, 0.3), (7, 3, 0.5), (5, 1, 0.0), (1, 1, 0.3), (100, 6, 0.3)])
 def test_k_reciprocal_is_the_loop(k1: int, k2: int, weight: float) -> None:
-    embeddings, _ = made_up(60)
+    embeddings, _ = classes(60, 6, noise=0.6)
     expected = k_reciprocal_loops(embeddings.double().numpy(), k1, k2, weight)
     distances, indices = k_reciprocal(embeddings, 59, k1=k1, k2=k2, weight=weight)
     own = np.arange(60)[:, None]
@@ -66,7 +60,7 @@ def test_k_reciprocal_is_the_loop(k1: int, k2: int, weight: float) -> None:
 
 
 def test_k_reciprocal_with_a_gallery_is_the_loop_over_both() -> None:
-    embeddings, _ = made_up(60)
+    embeddings, _ = classes(60, 6, noise=0.6)
     expected = k_reciprocal_loops(embeddings.double().numpy(), 20, 6, 0.3)[:15, 15:]
     distances, indices = k_reciprocal(embeddings[:15], 45, gallery=embeddings[15:])
     assert np.allclose(distances.numpy(), expected[np.arange(15)[:, None], indices.numpy()], atol=1e-5)
@@ -81,7 +75,7 @@ def test_k_reciprocal_of_duplicates_is_finite() -> None:
 @pytest.mark.parametrize("with_gallery", [False, True])
 @pytest.mark.parametrize("alpha", [0.0, 3.0])
 def test_query_expansion_is_the_loop(with_gallery: bool, alpha: float) -> None:
-    embeddings, _ = made_up(30)
+    embeddings, _ = classes(30, 6, noise=0.6)
     unit = embeddings.double() / embeddings.double().norm(dim=1, keepdim=True)
     queries, gallery = (unit[:10], unit[10:]) if with_gallery else (unit, unit)
     expected = []
@@ -114,4 +108,4 @@ def test_query_expansion_is_the_loop(with_gallery: bool, alpha: float) -> None:
 )
 def test_bad_values_are_named(call, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        call(made_up(30)[0])
+        call(classes(30, 6, noise=0.6)[0])

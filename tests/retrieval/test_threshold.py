@@ -7,20 +7,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from by_fractions import classes
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import threshold
 from proxy_anchor.retrieval.threshold import calibrate_threshold
 
 
-def made_up(num_images: int = 40, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(num_images) % 5
-    centres = torch.randn(5, 8, generator=generator)
-    return centres[labels] + torch.randn(num_images, 8, generator=generator), labels.numpy()
-
-
-def pairs(embeddings: torch.Tensor, labels: np.ndarray) -> tuple[list[float], list[float]]:
+def pairs(embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[list[float], list[float]]:
     """Similarities of the pairs of one class, and of two."""
     unit = embeddings / embeddings.norm(dim=1, keepdim=True)
     same: list[float] = []
@@ -32,7 +26,7 @@ def pairs(embeddings: torch.Tensor, labels: np.ndarray) -> tuple[list[float], li
 
 @pytest.mark.parametrize("rate", [0.001, 0.01, 0.2, 1.0])
 def test_rates_are_those_of_a_loop_over_pairs(rate: float) -> None:
-    embeddings, labels = made_up()
+    embeddings, labels = classes(40, 5)
     found = calibrate_threshold(embeddings, labels, false_accept_rate=rate)
     same, different = pairs(embeddings, labels)
     assert found.false_accept_rate <= rate
@@ -53,7 +47,7 @@ def test_ties_with_the_first_refused_pair_are_refused() -> None:
 
 def test_large_sets_are_sampled(monkeypatch) -> None:
     monkeypatch.setattr(threshold, "MAX_IMAGES", 20)
-    found = calibrate_threshold(*made_up(), false_accept_rate=0.1)
+    found = calibrate_threshold(*classes(40, 5), false_accept_rate=0.1)
     assert found.num_images == 20
     assert "20 labelled images" in found.describe()
 
@@ -73,7 +67,7 @@ def test_what_cannot_be_calibrated(labels: list[int], rate: float, reason: str) 
         calibrate_threshold(torch.eye(3), np.array(labels), false_accept_rate=rate)
 
 
-def opis_by_loops(embeddings: torch.Tensor, labels: np.ndarray) -> float:
+def opis_by_loops(embeddings: torch.Tensor, labels: torch.Tensor) -> float:
     """Every pair, class and threshold by itself."""
     unit = (embeddings / embeddings.norm(dim=1, keepdim=True)).double()
     distance = {(i, j): float((unit[i] - unit[j]).norm()) for i, j in itertools.combinations(range(len(labels)), 2)}
@@ -93,7 +87,7 @@ def opis_by_loops(embeddings: torch.Tensor, labels: np.ndarray) -> float:
 
 
 def test_opis_is_that_of_loops_over_classes_pairs_and_thresholds() -> None:
-    embeddings, labels = made_up()
+    embeddings, labels = classes(40, 5)
     found = calibrate_threshold(embeddings, labels, false_accept_rate=0.1)
     assert found.opis == pytest.approx(opis_by_loops(embeddings, labels), rel=0.02)  # a tie may fall on either side
     assert f"OPIS) {found.opis:.3g}" in found.describe()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+from quiet import QUIET
 from torch.optim import AdamW
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
@@ -62,19 +63,9 @@ def make_learner() -> Callable[..., MetricLearner]:
 def make_trainer(tmp_path: Path) -> Callable[..., pl.Trainer]:
     def make(**arguments) -> pl.Trainer:
         return pl.Trainer(
-            **{
-                "max_epochs": 1,
-                "accelerator": "cpu",
-                "devices": 1,
-                "logger": False,
-                "enable_checkpointing": False,
-                "enable_progress_bar": False,
-                "enable_model_summary": False,
-                "num_sanity_val_steps": 0,
-                "default_root_dir": tmp_path,
-                "gradient_clip_val": 10,
-                "gradient_clip_algorithm": "value",
-            }
+            **QUIET
+            | {"max_epochs": 1, "devices": 1, "default_root_dir": tmp_path}
+            | {"gradient_clip_val": 10, "gradient_clip_algorithm": "value"}
             | arguments
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from quiet import QUIET
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.data.datamodule import ImageDataModule
@@ -58,15 +59,11 @@ def watch(splits: Splits, folder: Path, learner_type: type[MetricLearner], healt
     learner = learner_type(net, ProxyAnchorLoss(3, 8), warmup_epochs=0)
     health, error = health_type(folder), None
     trainer = pl.Trainer(
+        **QUIET,
         max_epochs=2,
-        accelerator="cpu",
         devices=2,
         strategy="ddp",
         callbacks=[health],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         limit_val_batches=0,
         use_distributed_sampler=False,
         default_root_dir=folder,

@@ -11,6 +11,7 @@ import torch
 from processes import run_processes  # noqa: F401  (next to what it runs)
 from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.miners import TripletMarginMiner
+from quiet import QUIET
 from torch import Tensor, nn
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
@@ -93,22 +94,14 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
             learner.compiled_loss = torch.compile(learner.loss.forward, dynamic=False, backend="aot_eager")
     recall = RecallCallback((1, 2, 4), engine="torch")
     trainer = pl.Trainer(
-        **{
-            "max_epochs": 2,
-            "accelerator": run.get("accelerator", "cpu"),
-            "plugins": [SyncBatchNorms()],
-            "devices": world_size,
-            "strategy": LeanDDP() if world_size > 1 else "auto",
-            "callbacks": [recall],
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            "use_distributed_sampler": False,
-            "default_root_dir": folder,
-        }
-        | run.get("trainer", {})
+        **QUIET | run.get("trainer", {}),
+        max_epochs=2,
+        plugins=[SyncBatchNorms()],
+        devices=world_size,
+        strategy=LeanDDP() if world_size > 1 else "auto",
+        callbacks=[recall],
+        use_distributed_sampler=False,
+        default_root_dir=folder,
     )
     before = snapshot(learner)
     gather = module.gather_batch
@@ -134,7 +127,7 @@ def snapshot(learner: MetricLearner) -> dict[str, Tensor]:
 
 def train_synchronised(splits: Splits, world_size: int, folder: Path) -> dict[str, Any]:
     # Six values per channel amplify float32's rounding to 1e-4 within four steps.
-    run = {"batch_norm": "train", "accelerator": "gpu", "trainer": {"precision": "64-true"}}
+    run = {"batch_norm": "train", "trainer": {"accelerator": "gpu", "precision": "64-true"}}
     result = train(splits, world_size, folder, run)
     return {key: {k: v.cpu() for k, v in result[key].items()} for key in ("before", "after")}
 

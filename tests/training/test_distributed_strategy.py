@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import torch.distributed as dist
 from processes import run_processes
 from torch import nn
 
+from proxy_anchor import EmbeddingNet
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
-from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.training.distributed import JoinedGradients, LeanDDP
+from proxy_anchor.training.distributed import JoinedGradients, LeanDDP, SyncBatchNorms
 from proxy_anchor.training.module import MetricLearner
 
 CPU = torch.device("cpu")
@@ -96,3 +97,35 @@ def test_gradients_of_every_kind_are_averaged_in_one_piece_each(ranks: list) -> 
                 assert torch.equal(gradients[name], counted * 1.5 * number), name
             assert gradients["without"] is None
             assert gradients["frozen"] is None
+
+
+# ---- batch norm
+
+
+# The first has plain layers, the second timm's with an activation inside, which torch's own conversions lose.
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
+@pytest.mark.parametrize("batch_norm", ["train", "frozen", "frozen_statistics"])
+@pytest.mark.parametrize("backend", ["nccl", "gloo", None])
+def test_layers_are_exchanged_for_training_on_gpus(
+    backbone: str, batch_norm: str, backend: str | None, make_learner: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: backend is not None)
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    learner = make_learner()
+    learner.net = EmbeddingNet(backbone, 8, pretrained=False, image_size=32, batch_norm=batch_norm).eval()
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    expected, tensors = learner(images), {name: id(each) for name, each in learner.named_parameters()}
+    kinds, sync = [type(each) for each in learner.modules()], SyncBatchNorms()
+    for number in range(2):  # as of a learner that is fitted twice
+        assert sync.apply(learner) is learner
+        exchanged = [each for each in learner.modules() if isinstance(each, nn.SyncBatchNorm)]
+        assert (len(exchanged) > 3) == (batch_norm == "train" and backend == "nccl")
+        torch.testing.assert_close(learner(images), expected)
+        for each in exchanged:
+            each.running_mean = torch.full_like(each.running_mean, number)  # another tensor, as of a move
+        expected = learner(images)
+        assert sync.revert(learner) is learner
+        assert [type(each) for each in learner.modules()] == kinds
+        torch.testing.assert_close(learner(images), expected)
+    assert {name: id(each) for name, each in learner.named_parameters()} == tensors

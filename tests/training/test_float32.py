@@ -54,8 +54,8 @@ def test_each_name_sets_every_switch() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_run_sets_it_and_evaluate_sets_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    seen = []
-    monkeypatch.setattr(nn.Linear, "forward", note_switches(seen))
+    seen, plain = [], nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda *given: seen.append(switches()) or plain(*given))
     for name, expected in (("ieee", IEEE), ("tf32", TF32)):  # as two runs of one process
         run = tmp_path / name
         cfg = compose_train(*TINY_GLYPHS, "trainer.accelerator=cpu", "logger=csv", f"float32_precision={name}")
@@ -70,16 +70,6 @@ def test_every_run_sets_it_and_evaluate_sets_it_again(tmp_path: Path, monkeypatc
             evaluate(compose("evaluate", [f"checkpoint={tmp_path / name / 'best.ckpt'}"]))
         assert set(seen) == {expected}
         seen.clear()
-
-
-def note_switches(seen: list):
-    plain = nn.Linear.forward
-
-    def forward(self, values):
-        seen.append(switches())
-        return plain(self, values)
-
-    return forward
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.metrix import Metrix
 from proxy_anchor.training.callbacks.recall import RecallCallback
+from proxy_anchor.training.finite import FiniteGuard, NotFinite
 from proxy_anchor.training.module import MetricLearner
 from train import train
 
@@ -102,9 +103,9 @@ def test_rates_are_printed_and_the_schedule_counts_the_warmup(
     )
     make_trainer(max_epochs=3, callbacks=[watch], limit_val_batches=0).fit(learner, make_data())
     assert watch.rates == [[0.001, 0.001, 0.01], [0.001, 0.001, 0.01], [0.0005, 0.0005, 0.005]]
-    printed = capsys.readouterr().out
-    assert "learning rates: backbone 0.001 (" in printed
-    assert "proxies 0.01 (24 parameters)" in printed
+    size = sum(parameter.numel() for parameter in learner.net.backbone.parameters())
+    printed = f"backbone 0.001 ({size:,} parameters) | head 0.001 (776 parameters) | proxies 0.01 (24 parameters)"
+    assert f"learning rates: {printed}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -216,3 +217,31 @@ def test_the_trainers_own_sampler_of_several_devices_is_refused_with_the_repair(
         trainer.strategy.broadcast = lambda value: value
         with refusal:
             data.setup("fit")
+
+
+# ---- the guard
+
+
+TRUE, FALSE = torch.tensor(True), torch.tensor(False)
+
+
+def test_a_fused_optimizer_skips_the_step_by_itself() -> None:
+    # What a GPU relies on, where the answer reaches the host a step later.
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    guard = FiniteGuard()
+    for gradient, moved in ((float("nan"), False), (1.0, True), (float("inf"), False)):
+        before = weight.detach().clone()
+        weight.grad = torch.full((3,), gradient)
+        optimizer.found_inf = guard.show("", TRUE, torch.nn.utils.get_total_norm([weight.grad]))
+        optimizer.step()
+        assert bool((weight != before).any()) == moved
+        assert weight.isfinite().all()
+    assert optimizer.state[weight]["step"] == 1
+
+
+def test_the_last_step_of_an_epoch_is_checked_before_its_weights_are_saved(make_learner: Callable) -> None:
+    learner = make_learner()
+    learner._guard.show("at step 7", FALSE, torch.tensor(1.0))  # on a GPU the next step would look at it
+    with pytest.raises(NotFinite, match="the loss is not finite at step 7"):
+        learner.on_train_epoch_end()

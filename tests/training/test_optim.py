@@ -16,7 +16,6 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.optim import (
     check_learning,
-    describe_groups,
     make_optimizer,
     make_parameter_groups,
     make_scheduler,
@@ -61,15 +60,6 @@ def test_every_trainable_tensor_is_in_exactly_one_group_and_frozen_ones_in_none(
     torch.optim.AdamW(groups)  # refuses doubled tensors as well
 
 
-def test_description_gives_rates_and_sizes() -> None:
-    groups = make_parameter_groups(make_net(), ProxyAnchorLoss(500, 8), lr=1e-4, proxy_lr_mult=100)
-    size = sum(p.numel() for p in groups[0]["params"])
-    assert describe_groups(groups) == (
-        f"backbone 0.0001 ({size:,} parameters) | head 0.0001 ({96 * 8 + 8} parameters) | "
-        "proxies 0.01 (4,000 parameters)"
-    )
-
-
 def rates(make: partial, epochs: int, steps_per_epoch: int) -> list[float]:
     """The learning rate of each epoch's first step, and after the last."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -90,18 +80,16 @@ def configured(*overrides: str) -> dict[str, Any]:
     return learning(compose_train("dataset=cub", "backbone=resnet50", *overrides))
 
 
-def test_step_schedule() -> None:
-    make = configured("scheduler.step_size=2", "scheduler.gamma=0.25")["scheduler"]
-    assert rates(make, 5, 3) == [1, 1, 0.25, 0.25, 0.0625, 0.0625]
-
-
-def test_constant_schedule() -> None:
-    assert rates(configured("scheduler=constant")["scheduler"], 7, 2) == [1] * 8
-
-
-def test_cosine_schedule_ends_at_zero() -> None:
-    expected = [(1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(5)]
-    assert rates(configured("scheduler=cosine")["scheduler"], 4, 3) == pytest.approx(expected, abs=1e-9)
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("scheduler.step_size=2", "scheduler.gamma=0.25"), [1, 1, 0.25, 0.25, 0.0625]),
+        (("scheduler=constant",), [1] * 5),
+        (("scheduler=cosine",), [(1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(5)]),
+    ],
+)
+def test_schedules(overrides: tuple[str, ...], expected: list[float]) -> None:
+    assert rates(configured(*overrides)["scheduler"], 4, 3) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(("given", "expected"), [("null", ("step", 12)), ("3", ("epoch", 3))])

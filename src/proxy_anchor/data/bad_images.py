@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from proxy_anchor.data.images import cut, open_image, to_rgb, upright
-from proxy_anchor.data.table import Splits, shorten, split_box
+from proxy_anchor.data.table import Splits, missing_or_empty, shorten, split_box
 from proxy_anchor.errors import UnreadableImage, UsageError, check_int, reason_of
 from proxy_anchor.utils import write_text
 
@@ -96,20 +95,15 @@ def check_images(splits: Splits, *, num_workers: int | None = None, progress: bo
 
 def entries_of(splits: Splits) -> list[Entry]:
     """Every image, in table order."""
-    return [
-        (path, name, table.classes[label])
-        for name, table in splits.tables.items()
-        for path, label in zip(table.paths, table.labels.tolist(), strict=True)
-    ]
+    return [(path, name, label) for name, table in splits.tables.items() for path, label in table.rows]
 
 
 def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
     """([(kind, detail)], key of the content, or "" for a bad image)."""
     path, box = split_box(path)
-    if not os.path.isfile(path):  # unlike Path.is_file, never raises
-        return [("missing", "not a file" if os.path.exists(path) else "")], ""
-    if not os.path.getsize(path):
-        return [("empty", "")], ""
+    if bad := missing_or_empty([path]):
+        why = bad[path]
+        return [(why, "") if why in BAD else ("missing", why)], ""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

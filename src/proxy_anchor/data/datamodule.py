@@ -177,8 +177,13 @@ class ImageDataModule(pl.LightningDataModule):
                     "different images are unreadable on different ranks: check that all ranks see the same files."
                 )
             self._device = trainer.strategy.root_device
-        self.num_workers = fit_workers(self._num_workers, [(0, 0)])  # to fill the cache, through pipes
         crop_on, cache = self._choose()
+        image = 3 * self.eval_crop.crop**2  # bytes
+        loaders = [(image * (self.batch_size // self._place[1]), len(self.order or ()))] if crop_on == "cpu" else []
+        if cache == "none":
+            loaders += [(image * size, -(-len(rows) // size)) for rows, size in self._shares]
+        # A cache is filled through pipes, by the processes of one loader.
+        self.num_workers = fit_workers(self._num_workers, loaders or [(0, 0)])
         if cache == "gpu":
             self.train_images.decoded = self._on_gpu(self.splits.train, self._form)
             self._eval_decoded = [self._on_gpu(images.table, self.eval_crop) for images in self.eval_images]
@@ -191,10 +196,6 @@ class ImageDataModule(pl.LightningDataModule):
             if cache == "ram" and self._place[0] == 0:
                 for _, file in files:
                     file.unlink(missing_ok=True)  # the memory is freed when the last process that maps it ends
-        image = 3 * self.eval_crop.crop**2  # bytes
-        loaders = [(image * (self.batch_size // self._place[1]), len(self.order or ()))] if crop_on == "cpu" else []
-        loaders += [(image * size, -(-len(rows) // size)) for rows, size in self._shares if not self._eval_decoded]
-        self.num_workers = fit_workers(self._num_workers, loaders)
         stored = [each for each in (self.train_images.decoded, *self._eval_decoded) if each is not None]
         self.loading = {
             "crop_on": crop_on,

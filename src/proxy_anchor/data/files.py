@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -86,14 +86,3 @@ def find_images(folder: Path | str) -> list[Path]:
     if left_out:
         print(f"{root}: {left_out}", flush=True)
     return [path for path in found if not path.is_fifo()]  # reading a pipe would wait; training refuses it
-
-
-def class_folders(paths: Sequence[Path], root: Path | str) -> list[str | None]:
-    """Class of each image: its first sub-folder below `root`.
-
-    None for all images unless every image has a sub-folder.
-    """
-    parts = [path.relative_to(root).parts for path in paths]
-    if all(len(each) > 1 for each in parts):
-        return [each[0] for each in parts]
-    return [None] * len(paths)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 
 from proxy_anchor.data.files import (
-    class_folders,
     counted_suffixes,
     find_images,
     image_suffixes,
@@ -114,8 +113,9 @@ def _rows_of_classes(root: Path, left_out: Counter[str]) -> list[Row]:
 
 
 def list_images(place: Path | str) -> tuple[list[Path], list[str | None]]:
-    """Images of a folder or a CSV list with their classes, None for unknown; a list's splits are ignored.
+    """Images of a folder or a CSV list with their classes; a list's splits are ignored.
 
+    The class of an image in a folder is its first sub-folder; None for all unless every image has one.
     Raises UsageError as `find_images` and `load_folder` do.
     """
     place = Path(place)
@@ -123,7 +123,8 @@ def list_images(place: Path | str) -> tuple[list[Path], list[str | None]]:
         rows = [row for _, row in _csv_rows(place, place.parent)]
         return [path for path, _ in rows], [label for _, label in rows]
     paths = find_images(place)
-    return paths, class_folders(paths, place)
+    parts = [path.relative_to(place).parts for path in paths]
+    return paths, [each[0] for each in parts] if all(len(each) > 1 for each in parts) else [None] * len(paths)
 
 
 def _csv_rows(file: Path, base: Path) -> list[tuple[str, Row]]:

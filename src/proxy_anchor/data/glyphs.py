@@ -30,8 +30,8 @@ FACES = tuple(
 )
 
 # Characters that all 12 faces have and of which no two look alike in any face, at any size and rotation of the pose
-# range (Latin A, Greek Alpha and Cyrillic A are one shape: only the first is here). Made by `choose_characters` in
-# tests/data/test_glyphs.py, where a test measures all pairs.
+# range (Latin A, Greek Alpha and Cyrillic A are one shape: only the first is here). tests/data/test_glyphs.py
+# measures all pairs.
 CHARACTERS = (
     "012345679ACEFGHKLPRTUVWXYZbdefkmnqrtÆÞþħŁłŊŒŦƁƆƈƋƒƔƕƛƜƝƣƦƩƪƫƮƴƶƸƺƾǂǶȤȴȵȶȸȹȻȽȾȿɀɁɃɄɍɖɚɠɬɮɲɴɸɹɺɻɾʁʆʇʍʎʐʑʞʢʤʦʧʩʫʭʮ"
     "ΞΨαβζιλμνξςτωϗϞϡϻϾϿЂЉЋЏЖЛЧЩЪмяђњћѢҐҗҘҚңҤҭҳҺӄӋӶԴԶԷԸԻԾԿՀՃՆՊՌՎՐՒՖխջֆეკლორქღჱჴᴂᴖᴗᴝᴞᵻⱵ"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from filelock import FileLock
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as F
 from tqdm import tqdm
 
@@ -64,25 +64,17 @@ class Shrunk:
 Form = Shrunk | CentralCrop
 
 
-class _Files(Dataset):
-    """Item i is `read(paths[i])`."""
-
-    def __init__(self, paths: Sequence[Path], read: Callable[[Path], Any]) -> None:
-        self.paths, self.read = paths, read
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, row: int) -> Any:
-        return self.read(self.paths[row])
-
-
 def _read(
-    table: ImageTable, read: Callable[[Path], Any], num_workers: int, batch_size: int, what: str
-) -> Iterable[list]:
-    """Lists of the results of `read` for all images, in order."""
-    loader = DataLoader(_Files(table.paths, read), batch_size=batch_size, num_workers=num_workers, collate_fn=list)
+    table: ImageTable, read: Callable[[list[Path]], Any], num_workers: int, batch_size: int, what: str
+) -> Iterable[Any]:
+    """Results of `read` for the paths of all images, batch by batch."""
+    paths: Any = table.paths  # any sequence is a Dataset
+    loader = DataLoader(paths, batch_size=batch_size, num_workers=num_workers, collate_fn=read)
     return tqdm(loader, what, delay=3, leave=False, disable=None)
+
+
+def _kept_sizes(form: Form, paths: list[Path]) -> list[tuple[int, int]]:
+    return [_kept_size(form, path) for path in paths]
 
 
 def _kept_size(form: Form, path: Path) -> tuple[int, int]:
@@ -93,8 +85,8 @@ def _kept_size(form: Form, path: Path) -> tuple[int, int]:
         return form.size(*upright_size(image))
 
 
-def _kept_pixels(form: Form, path: Path) -> np.ndarray:
-    return np.asarray(form.keep(read_rgb(path))).reshape(-1)
+def _kept_pixels(form: Form, paths: list[Path]) -> np.ndarray:  # a tensor would take shared memory
+    return np.concatenate([np.asarray(form.keep(read_rgb(path))).reshape(-1) for path in paths])
 
 
 def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
@@ -105,7 +97,7 @@ def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
     if isinstance(form, CentralCrop):
         return torch.tensor([form.size(0, 0)]).expand(len(table), 2)
     num_workers = min(num_workers, len(table) // 1000)  # starting a worker takes as long as reading 1000 headers
-    parts = _read(table, partial(_kept_size, form), num_workers, 256, "reading image sizes")
+    parts = _read(table, partial(_kept_sizes, form), num_workers, 256, "reading image sizes")
     return torch.tensor([size for part in parts for size in part], dtype=torch.int64).view(-1, 2)
 
 
@@ -117,7 +109,7 @@ def decode_into(values: Tensor, table: ImageTable, form: Form, num_workers: int)
     """
     start = 0
     for part in _read(table, partial(_kept_pixels, form), num_workers, _IMAGES_PER_TASK, "decoding images"):
-        flat = torch.from_numpy(np.concatenate(part))
+        flat = torch.from_numpy(part)
         values[start : start + len(flat)].copy_(flat)
         start += len(flat)
     if start != len(values):

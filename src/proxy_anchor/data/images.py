@@ -188,7 +188,6 @@ class ImageDataset(Dataset):
 
 
 ImageInput = str | Path | bytes | np.ndarray | Image.Image
-Prepared = tuple[int, Tensor | None, str]  # row, pixels or None, reason or ""
 
 
 def open_input(
@@ -234,23 +233,21 @@ def input_key(image: ImageInput) -> str:
     return f"{pixels.shape} {hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()}"
 
 
-class InputImages(Dataset):
-    """Item i is (i, uint8 pixels (3, crop, crop), ""), or (i, None, reason) for an unreadable image.
+def prepare_readable(
+    prepare: Callable[[Image.Image], Tensor], images: Sequence[tuple[int, ImageInput]]
+) -> tuple[list[int], Tensor, list[tuple[int, str]]]:
+    """(rows, pixels (b, 3, crop, crop)) of the readable ones of (row, image), and (row, reason) of the others.
 
     prepare: the network's preprocessing.
     """
-
-    def __init__(self, images: Sequence[ImageInput], prepare: Callable[[Image.Image], Tensor]) -> None:
-        self.images, self.prepare = images, prepare
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, row: int) -> Prepared:
+    readable, skipped = {}, []
+    for row, image in images:
         try:
-            return row, self.prepare(open_input(self.images[row])), ""
+            readable[row] = prepare(open_input(image))
         except UsageError as error:
-            return row, None, str(error)
+            skipped.append((row, str(error)))
+    pixels = torch.stack([*readable.values()]) if readable else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+    return [*readable], pixels, skipped
 
 
 def make_thumbnail(image: Image.Image, width: int, height: int) -> bytes:
@@ -260,14 +257,6 @@ def make_thumbnail(image: Image.Image, width: int, height: int) -> bytes:
     stream = io.BytesIO()
     small.save(stream, "WEBP", quality=80)
     return stream.getvalue()
-
-
-def collate_readable(batch: Sequence[Prepared]) -> tuple[list[int], Tensor, list[tuple[int, str]]]:
-    """(rows, pixels (b, 3, crop, crop)) of the readable images, and (row, reason) of the others."""
-    readable = [(row, pixels) for row, pixels, _ in batch if pixels is not None]
-    skipped = [(row, reason) for row, pixels, reason in batch if pixels is None]
-    pixels = torch.stack([each for _, each in readable]) if readable else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
-    return [row for row, _ in readable], pixels, skipped
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,10 +60,14 @@ class ImageTable:
         """C."""
         return len(self.classes)
 
+    @property
+    def rows(self) -> list[tuple[Path, str]]:
+        """(path, class name) of each image."""
+        return [(path, self.classes[label]) for path, label in zip(self.paths, self.labels.tolist(), strict=True)]
+
     def select(self, keep: np.ndarray) -> ImageTable:
         """Images where `keep`, (N,) bool, is true; classes without images are removed."""
-        rows = np.flatnonzero(keep).tolist()
-        return make_tables((self.paths[row], self.classes[self.labels[row]]) for row in rows)[0]
+        return make_tables(row for row, kept in zip(self.rows, keep, strict=True) if kept)[0]
 
 
 def make_tables(*groups: Iterable[tuple[Path, str]]) -> list[ImageTable]:
@@ -151,24 +155,25 @@ class Splits:
         return [name for name in self.train.classes if name in searched]
 
 
-def missing_or_empty(paths: Sequence[Path]) -> list[str]:
-    """Paths that are not a file or are empty, each with the reason."""
-    bad = []
+def missing_or_empty(paths: Iterable[Path]) -> dict[Path, str]:
+    """{path: "missing", "not a file" or "empty"} of those that hold nothing."""
+    bad = {}
     for path in paths:
         try:
             status = split_box(path)[0].stat()
         except (OSError, ValueError):  # ValueError: no file can have this name
-            bad.append(f"{path} (missing)")
+            bad[path] = "missing"
         else:
             if not stat.S_ISREG(status.st_mode):
-                bad.append(f"{path} (not a file)")
+                bad[path] = "not a file"
             elif status.st_size == 0:
-                bad.append(f"{path} (empty)")
+                bad[path] = "empty"
     return bad
 
 
-def shorten(items: Sequence[str]) -> str:
-    """The first five items and the number of further ones."""
+def shorten(items: Sequence[str] | Mapping[Path, str]) -> str:
+    """The first five items, or paths with the reasons, and the number of further ones."""
+    items = [f"{path} ({why})" for path, why in items.items()] if isinstance(items, Mapping) else items
     return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
 
 
@@ -202,10 +207,10 @@ def require_benchmark(
     sides hold images. verify_files: False does not look for the files.
     hint: the likely reason for other counts, for the message.
     """
-    bad = missing_or_empty([path for table in splits.tables.values() for path in table.paths]) if verify_files else []
+    bad = missing_or_empty(path for table in splits.tables.values() for path in table.paths) if verify_files else {}
     if bad:
         hint = f"{len(bad)} listed images are missing or empty: it looks like a partial download ({shorten(bad)})"
-        splits = _without(splits, {item.rpartition(" (")[0] for item in bad})
+        splits = _without(splits, bad)
     found = ExpectedCounts(
         splits.train.num_classes,
         len(splits.train),
@@ -225,13 +230,9 @@ def require_benchmark(
     return replace(splits, notice=notice + (f" {splits.notice}" if splits.notice else ""))
 
 
-def _without(splits: Splits, paths: set[str]) -> Splits:
+def _without(splits: Splits, paths: Container[Path]) -> Splits:
     train, query, *gallery = (
-        [
-            (path, table.classes[label])
-            for path, label in zip(table.paths, table.labels, strict=True)
-            if str(path) not in paths
-        ]
+        [row for row in table.rows if row[0] not in paths]
         for table in (splits.train, splits.query, splits.gallery)
         if table is not None
     )

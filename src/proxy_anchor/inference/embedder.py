@@ -7,7 +7,7 @@ import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from proxy_anchor.data.images import ImageInput, InputImages, collate_readable, fit_workers, input_key
+from proxy_anchor.data.images import ImageInput, fit_workers, input_key, prepare_readable
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
 from proxy_anchor.models.embedding_net import EmbeddingNet
 
@@ -168,20 +168,20 @@ class Embedder:
         batches = [(self.batch_size * 3 * self.net.prepare.crop**2, -(-len(todo) // self.batch_size))]
         few = len(todo) <= _FEW_IMAGES
         num_workers = 0 if few else fit_workers(self.num_workers, batches, "embed.num_workers")
-        loader = DataLoader(
-            InputImages([images[row] for row in todo], self.net.prepare),
+        loader: DataLoader = DataLoader(
+            [(row, images[row]) for row in todo],  # type: ignore[arg-type]  # any sequence is a Dataset
             batch_size=self.batch_size,
             num_workers=num_workers,
-            collate_fn=collate_readable,
+            collate_fn=partial(prepare_readable, self.net.prepare),
             pin_memory=self.device.type == "cuda",
         )
-        for places, pixels, skipped in loader:
-            found = self.forward(pixels) if places else torch.empty(0, self.embedding_dim)
+        for rows, pixels, skipped in loader:
+            found = self.forward(pixels) if rows else torch.empty(0, self.embedding_dim)
             if bad := int((~found.isfinite()).any(1).sum()):
                 raise UsageError(
                     f"{bad} of {len(found)} embeddings of a batch hold NaN or infinity: the network is broken."
                 )
-            yield [todo[each] for each in places], found.cpu().numpy(), [(todo[each], why) for each, why in skipped]
+            yield rows, found.cpu().numpy(), skipped
 
 
 class _Shards:

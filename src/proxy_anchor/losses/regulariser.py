@@ -35,7 +35,7 @@ class Regulariser(nn.Module):
         weight: factor of the term, at least 0.
 
     Attributes:
-        loss_type: the kind of loss that it can be added to.
+        loss_type: the kind of loss that it can be added to; a `ProxyLoss` where it has `mix`.
     """
 
     loss_type: type[nn.Module] = nn.Module
@@ -48,12 +48,12 @@ class Regulariser(nn.Module):
 
     def check(self, loss: nn.Module) -> None:
         """Raise UsageError for a loss that it cannot be added to."""
-        kind = ProxyLoss if self.mix is not None else self.loss_type
-        if not isinstance(loss, kind):
-            raise UsageError(
-                f"regulariser {type(self).__name__} needs a {kind.__name__} (for example loss=proxy_anchor), received "
-                f"{type(loss).__name__}: leave it out, or choose another loss."
-            )
+        for kind in (self.loss_type, ProxyLoss if self.mix is not None else nn.Module):
+            if not isinstance(loss, kind):
+                raise UsageError(
+                    f"regulariser {type(self).__name__} needs a {kind.__name__} (for example loss=proxy_anchor), "
+                    f"received {type(loss).__name__}: leave it out, or choose another loss."
+                )
 
 
 def check_regularisers(loss: nn.Module, regularisers: Mapping[str, Regulariser]) -> None:

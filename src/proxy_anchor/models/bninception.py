@@ -11,7 +11,6 @@ converted twice. `features` is the graph without the reversal, for input in BGR 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -113,8 +112,6 @@ class BNInception(TimmNetwork):
 
     classifier_name = "last_linear"
     blocks = tuple(f"inception_{block.name}_" for block in BLOCKS)
-    # Nodes of the graph that torch.fx traces: the stem's convolutions, then the outputs of blocks 3b, 4d and 5b.
-    levels = ((64, "relu"), (192, "relu_2"), (320, "cat_1"), (608, "cat_6"), (1024, "cat_9"))
 
     def __init__(
         self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
@@ -150,13 +147,10 @@ class BNInception(TimmNetwork):
         x = F.max_pool2d(self._apply_all(STEM[:1], x), 3, stride=2, ceil_mode=True)
         x = F.max_pool2d(self._apply_all(STEM[1:], x), 3, stride=2, ceil_mode=True)
         for block in BLOCKS:
-            x = self.apply_block(partial(self._apply_block, block), x)
+            *branches, projection = block.branches()
+            outputs = [self._apply_all(branch, x) for branch in branches if branch]
+            x = torch.cat([*outputs, self._apply_all(projection, block.pooled(x))], 1)
         return x
-
-    def _apply_block(self, block: Block, x: Tensor) -> Tensor:
-        *branches, projection = block.branches()
-        outputs = [self._apply_all(branch, x) for branch in branches if branch]
-        return torch.cat([*outputs, self._apply_all(projection, block.pooled(x))], 1)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """RGB (B, 3, H, W) to the feature map."""
@@ -197,5 +191,6 @@ default_cfgs = generate_default_cfgs(
 @register_model
 def bninception(pretrained: bool = False, **kwargs: Any) -> BNInception:
     """BN-Inception with the weights converted from Caffe."""
-    options: Any = {"pretrained_filter_fn": checkpoint_filter_fn, "feature_cfg": {"feature_cls": "fx"}}
-    return build_model_with_cfg(BNInception, "bninception", pretrained, **options, **kwargs)
+    return build_model_with_cfg(
+        BNInception, "bninception", pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs
+    )

@@ -33,7 +33,6 @@ class GoogLeNet(TimmNetwork):
 
     classifier_name = "fc"
     blocks = TRUNK[5:]
-    levels = ((64, "conv1"), (192, "conv3"), (480, "inception3b"), (832, "inception4e"), (1024, "inception5b"))
 
     def __init__(
         self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
@@ -49,7 +48,7 @@ class GoogLeNet(TimmNetwork):
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, 3, H, W) to the feature map."""
         for name in TRUNK:
-            x = self.apply_block(getattr(self, name), x)
+            x = getattr(self, name)(x)
         return x
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from timm.layers import SelectAdaptivePool2d, create_classifier
-from timm.models import checkpoint
 from torch import Tensor, nn
 
 
@@ -18,31 +16,17 @@ class TimmNetwork(nn.Module):
 
     classifier_name: str
     blocks: tuple[str, ...]  # prefix of the parameters of each block after the stem
-    levels: tuple[tuple[int, str], ...]  # channels and name of the last feature map of each size, for `features_only`
-    grad_checkpointing = False
     global_pool: SelectAdaptivePool2d
 
     def add_head(self, num_features: int, num_classes: int, global_pool: str, drop_rate: float) -> None:
         """Register pooling, dropout and classifier; called last in a subclass's constructor."""
         self.num_features = num_features
-        self.feature_info = [
-            {"num_chs": channels, "reduction": 2**level, "module": name}
-            for level, (channels, name) in enumerate(self.levels, start=1)
-        ]
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes, global_pool)
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Whether the backward pass computes each block's activations again instead of keeping them."""
-        self.grad_checkpointing = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layers in order, for timm's layer-wise learning rates."""
         return {"stem": r"^conv", "blocks": [(f"^{name}", (place,)) for place, name in enumerate(self.blocks)]}
-
-    def apply_block(self, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """block(x), with `set_grad_checkpointing` if it is on."""
-        return checkpoint(block, x) if self.grad_checkpointing else block(x)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """RGB (B, 3, H, W) to the feature map (B, num_features, H / 32, W / 32)."""

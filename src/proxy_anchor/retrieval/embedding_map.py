@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from proxy_anchor.errors import UsageError, check_choice
 from proxy_anchor.retrieval.rows import as_rows, normalise
 
+_ROUNDING = 1e-6  # places of unit vectors that are closer than this are equal
 METHODS = ("pca", "tsne", "umap")
 
 
@@ -18,39 +21,27 @@ def embedding_map(embeddings: Tensor | np.ndarray, *, method: str = "pca", seed:
     method: "pca" (the two directions of largest variance), "tsne" (van der Maaten & Hinton 2008, by scikit-learn,
     initialised with the PCA; about 10 s for 2,000 images on one core) or "umap" (McInnes et al. 2018, by umap-learn,
     which is not a dependency). The same seed gives the same map on one machine. t-SNE runs on one thread, because sums
-    over several threads depend on their order. A single embedding is at the centre.
-    Raises UsageError for NaN, and if scikit-learn or umap-learn is missing.
+    over several threads depend on their order. Of fewer than 4 images all methods show the PCA; equal embeddings, or a
+    single one, are at the centre.
+    Raises UsageError for NaN, and if umap-learn is missing.
     """
     check_choice("method", method, METHODS)
-    rows = normalise(as_rows(embeddings, "embeddings").cpu(), "map")
-    centred = rows - rows.mean(0)
-    _, _, directions = torch.linalg.svd(
-        centred.T @ centred if len(rows) > rows.shape[1] else centred, full_matrices=False
-    )
-    axes = directions[:2]
-    # The sign of a direction is arbitrary: the largest entry is made positive, so that maps are comparable.
-    signs = axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()
-    positions = (centred @ (axes * signs).T).numpy()
-    if positions.shape[1] < 2:
-        positions = np.concatenate([positions, np.zeros((len(positions), 2 - positions.shape[1]))], axis=1)
-    if method == "tsne" and len(rows) > 3:
-        positions = _tsne(rows.numpy(), positions, seed)
-    elif method == "umap" and len(rows) > 3:
-        positions = _umap(rows.numpy(), seed)
-    low, high = positions.min(0), positions.max(0)
-    return np.where(high > low, (positions - low) / np.where(high > low, high - low, 1), 0.5)
-
-
-def _tsne(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
-    try:
-        from sklearn.manifold import TSNE
-        from threadpoolctl import threadpool_limits  # a dependency of scikit-learn
-    except ImportError as error:
-        raise UsageError("method=tsne needs scikit-learn: pip install scikit-learn, or use method=pca.") from error
-    spread = start / max(float(start[:, 0].std()), 1e-12) * 1e-4  # as scikit-learn scales its own PCA start
-    perplexity = min(30.0, (len(rows) - 1) / 3)
-    with threadpool_limits(1):
-        return TSNE(init=spread, perplexity=perplexity, random_state=seed).fit_transform(rows.astype(np.float32))
+    rows = normalise(as_rows(embeddings, "embeddings").cpu(), "map").numpy()
+    with np.errstate(invalid="ignore"):  # scikit-learn divides by the total variance, which may be 0
+        positions = PCA(min(2, *rows.shape), svd_solver="full").fit_transform(rows)
+    positions = np.pad(positions, ((0, 0), (0, 2 - positions.shape[1])))
+    if len(rows) > 3 and np.ptp(positions) > _ROUNDING:
+        if method == "tsne":
+            start = positions / positions[:, 0].std() * 1e-4  # as scikit-learn scales its own PCA
+            perplexity = min(30.0, (len(rows) - 1) / 3)
+            tsne = TSNE(init=start, perplexity=perplexity, random_state=seed)
+            with threadpool_limits(1):
+                positions = tsne.fit_transform(rows.astype(np.float32))
+        elif method == "umap":
+            positions = _umap(rows, seed)
+    low, spread = positions.min(0), np.ptp(positions, axis=0)
+    wide = spread > _ROUNDING
+    return np.where(wide, (positions - low) / np.where(wide, spread, 1), 0.5)
 
 
 def _umap(rows: np.ndarray, seed: int) -> np.ndarray:

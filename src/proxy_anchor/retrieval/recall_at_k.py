@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,8 +27,7 @@ class RecallAtK(Metric):
     dims: numbers of leading dimensions to search alone, in addition to the whole embeddings.
 
     `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank, and "recall_at_1_dim64" for 64 in
-    `dims`. `forward` returns the same for its batch alone, NaN for a K that the batch cannot answer because it has at
-    most K rows, or no query.
+    `dims`. `forward` adds a batch as `update` does and returns nothing: the Recall of a batch says little.
 
     exclude_self: gallery rows of a query's dataset index are that query's own, and never its neighbours; every query
     needs one. Among equal similarities the queries' own rows come before the other gallery rows.
@@ -62,18 +60,13 @@ class RecallAtK(Metric):
         self.engine = engine
         self.exclude_self = exclude_self
         self.num_images, self.dims = num_images, list(dims)
-        self._batch_alone = False
         resolve_engine(engine, max(self.ks))  # a missing faiss is reported before the first epoch
         for name in ("embeddings", "labels", "indices", "in_gallery"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Add a batch as `update` does, and return the Recall of that batch."""
-        self._batch_alone = True
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            self._batch_alone = False
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        """Add a batch, see `update`."""
+        self.update(*args, **kwargs)
 
     def update(
         self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, *, is_gallery: bool = False
@@ -155,34 +148,28 @@ class RecallAtK(Metric):
         embeddings, labels = dim_zero_cat(self.embeddings), dim_zero_cat(self.labels)
         indices, in_gallery = dim_zero_cat(self.indices), dim_zero_cat(self.in_gallery)
         queries, found = (_distinct(indices, rows) for rows in (~in_gallery, in_gallery))
-        ks = self.ks
-        if self._batch_alone:
-            longest = (len(found) - self.exclude_self if len(found) else len(queries) - 1) if len(queries) else 0
-            ks = tuple(k for k in self.ks if k <= longest)
-        elif self.num_images is not None and len(queries) + len(found) != self.num_images:
+        if self.num_images is not None and len(queries) + len(found) != self.num_images:
             raise UsageError(
                 f"RecallAtK: {len(queries) + len(found)} distinct images were seen, expected {self.num_images}; the "
                 "pass over the data was partial (limited batches, a sanity check) or the indices are wrong."
             )
-        parts = {"": embeddings.shape[1]} | {f"_dim{dim}": dim for dim in self.dims}
-        recall = {f"recall_at_{k}{suffix}": math.nan for suffix in parts for k in self.ks}
-        if ks:
-            given: dict[str, Any] = {}
+        given: dict[str, Any] = {}
+        if len(found):
+            if self.exclude_self:  # `recall_at_k` takes the queries' own rows first, in their order
+                own = torch.isin(indices[found], indices[queries])
+                if (paired := int(own.sum())) != len(queries):
+                    raise UsageError(
+                        f"exclude_self=True: {len(queries)} queries, and {paired} gallery rows of their dataset "
+                        "indices: pass one for each, or set it to False for a separate gallery."
+                    )
+                found = torch.cat([found[own], found[~own]])
+            given = {"gallery_labels": labels[found], "exclude_self": self.exclude_self}
+        recall: dict[str, float] = {}
+        for suffix, dim in ({"": None} | {f"_dim{dim}": dim for dim in self.dims}).items():
             if len(found):
-                if self.exclude_self:  # `recall_at_k` takes the queries' own rows first, in their order
-                    own = torch.isin(indices[found], indices[queries])
-                    if (paired := int(own.sum())) != len(queries):
-                        raise UsageError(
-                            f"exclude_self=True: {len(queries)} queries, and {paired} gallery rows of their dataset "
-                            "indices: pass one for each, or set it to False for a separate gallery."
-                        )
-                    found = torch.cat([found[own], found[~own]])
-                given = {"gallery_labels": labels[found], "exclude_self": self.exclude_self}
-            for suffix, dim in parts.items():
-                if len(found):
-                    given["gallery"] = embeddings[found, :dim]
-                values = recall_at_k(embeddings[queries, :dim], labels[queries], ks, engine=self.engine, **given)
-                recall |= {f"recall_at_{k}{suffix}": value for k, value in values.items()}
+                given["gallery"] = embeddings[found, :dim]
+            values = recall_at_k(embeddings[queries, :dim], labels[queries], self.ks, engine=self.engine, **given)
+            recall |= {f"recall_at_{k}{suffix}": value for k, value in values.items()}
         return recall
 
 

@@ -149,8 +149,6 @@ def k_reciprocal(
 def _neighbours(rows: Tensor, listed: int) -> Tensor:
     """(N, listed) indices: each row itself, then its nearest other rows."""
     own = torch.arange(len(rows), device=rows.device)[:, None]
-    if listed == 1:
-        return own
     engine = resolve_engine("auto", listed - 1, exclude_self=True, device=rows.device)
     return torch.cat([own, nearest(rows, rows, listed - 1, engine, exclude_self=True)[1]], dim=1)
 

@@ -129,7 +129,7 @@ class SyncBatchNorms(TorchSyncBatchNorm):
     """
 
     def __init__(self) -> None:
-        self._originals: dict[str, nn.Module] = {}
+        self._plain: dict[str, nn.Module] = {}
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Exchange the layers. Parameters and statistics stay the same tensors."""
@@ -141,22 +141,16 @@ class SyncBatchNorms(TorchSyncBatchNorm):
                     "note: on CPUs batch norm trains on each process's part of the batch, not on all of it.", flush=True
                 )
             return model
-        return self.exchange(model)
-
-    def exchange(self, model: nn.Module) -> nn.Module:
-        """As `apply`, for any backend."""
-        self._originals = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
+        self._plain = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
         return convert_sync_batchnorm(model)
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Put the network's own layers back, with what was learned."""
-        for name, original in self._originals.items():
-            parent, _, attribute = name.rpartition(".")
+        """Put the network's own layers back, with what was learned, for a later fit on CPUs or in one process."""
+        for name, plain in self._plain.items():
             trained = model.get_submodule(name)
-            for key in (*original._parameters, *original._buffers):
-                setattr(original, key, getattr(trained, key))
-            setattr(model.get_submodule(parent), attribute, original.train(trained.training))
-        self._originals = {}
+            plain._parameters, plain._buffers = trained._parameters, trained._buffers
+            model.set_submodule(name, plain.train(trained.training))
+        self._plain = {}
         return model
 
 

@@ -116,8 +116,6 @@ class RunRecord(pl.Callback):
         record = checkpoint.get(RECORD_KEY)
         if record is None:
             return
-        if isinstance(record["rng"][0], torch.Tensor):  # of a version that resumed on one device only
-            record["rng"] = [record["rng"]]
         if len(record["rng"]) != trainer.world_size:
             raise AgreedError(
                 f"this run began with trainer.devices={len(record['rng'])} and there is another number now, "

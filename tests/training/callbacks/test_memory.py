@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
 import sys
 
 import pytest
-import torch
-
-from proxy_anchor.training.callbacks import memory
 
 # In a process of its own: in another, what earlier tests freed may still be the process's (`keep_freed_memory`).
 _SCRIPT = """
@@ -41,11 +37,3 @@ def test_each_peak_counts_what_was_taken_while_it_lasted():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", _SCRIPT], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_windows_has_no_module_that_tells_the_peak(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
-    monkeypatch.setattr(sys, "platform", "win32")
-    peak_memory = runpy.run_path(memory.__file__)["peak_memory"]
-    peak_memory.__globals__["_STATUS"] = tmp_path / "none"
-    assert peak_memory(torch.device("cpu")) == 0

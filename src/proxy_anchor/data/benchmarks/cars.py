@@ -14,15 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from proxy_anchor.data.benchmarks.lists import find_below, require_folder
+from proxy_anchor.data.benchmarks.lists import find_below
 from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=98, train=8054, test_classes=98, query=8131)
-KNOWN_TOTALS = {
-    8144: "it looks like cars_train alone, the training part of the image split",
-    8041: "it looks like cars_test alone, the test part of the image split",
-}
 _LAST_TRAIN_CLASS = 98
 _CLASSES = 196
 _PARTS = {
@@ -38,19 +34,18 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when annotations are missing or have no classes, files are missing, or counts differ.
     """
-    root = require_folder(root, "Cars-196")
+    root = Path(root)
     rows, note = _joint(root) or _two_folders(root)
     names = _class_names(root)
     train = [(path, names.get(label, str(label))) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, names.get(label, str(label))) for path, label in rows if label > _LAST_TRAIN_CLASS]
-    hint = "; ".join(filter(None, [note, KNOWN_TOTALS.get(len(rows))]))
     [train_table], [test_table] = make_tables(train), make_tables(test)
     return require_benchmark(
         Splits("cars", train_table, test_table),
         EXPECTED,
         allow_partial=allow_partial,
         verify_files=verify_files,
-        hint=hint,
+        hint=note,
     )
 
 

@@ -13,17 +13,11 @@ from proxy_anchor.data.benchmarks.lists import (
     find_below,
     read_columns,
     require_below,
-    require_folder,
 )
 from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = ExpectedCounts(train_classes=100, train=5864, test_classes=100, query=5924)
-KNOWN_TOTALS = {
-    5994: "it looks like the training part of the image split that ships with CUB",
-    5794: "it looks like the test part of the image split that ships with CUB",
-    6033: "it looks like the birds of 2010 (CUB-200), another set",
-}
 _LAST_TRAIN_CLASS = 100
 
 
@@ -36,7 +30,7 @@ def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: boo
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
-    root = require_folder(root, "CUB-200-2011")
+    root = Path(root)
     if find_below(root, "images.txt") is None and find_below(root, "lists/files.txt") is not None:
         raise UsageError(f"dataset.root={root} holds the birds of 2010 (CUB-200, 6,033 images): fetch CUB-200-2011.")
     names_file = require_below(root, "CUB-200-2011", "images.txt")
@@ -58,7 +52,6 @@ def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: boo
         rows.append((images / name, labels[image]))
     [train] = make_tables((path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS)
     [query] = make_tables((path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS)
-    hint = KNOWN_TOTALS.get(len(rows), "")
     return require_benchmark(
-        Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files, hint=hint
+        Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
     )

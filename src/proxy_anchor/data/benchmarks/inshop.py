@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy_anchor.data.benchmarks.lists import read_columns, require_below, require_folder
+from proxy_anchor.data.benchmarks.lists import read_columns, require_below
 from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
@@ -25,7 +25,7 @@ def load_inshop(root: Path | str, *, allow_partial: bool = False, verify_files: 
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
-    root = require_folder(root, "In-Shop Clothes Retrieval")
+    root = Path(root)
     file = require_below(root, "In-Shop", "list_eval_partition.txt")
     images = require_below(root, "In-Shop", *_IMAGE_FOLDERS)
     groups: dict[str, list[tuple[Path, str]]] = {"train": [], "query": [], "gallery": []}

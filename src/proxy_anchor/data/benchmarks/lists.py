@@ -8,20 +8,15 @@ from proxy_anchor.data.files import is_hidden
 from proxy_anchor.errors import UsageError
 
 
-def require_folder(root: Path | str, benchmark: str) -> Path:
-    """Return `root` as a path, or raise UsageError unless it is a folder."""
-    root = Path(root)
-    if not root.is_dir():
-        raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds {benchmark}.")
-    return root
-
-
 def find_below(root: Path, *names: str) -> Path | None:
     """First of `names` in `root` or up to two folders below, or None.
 
     names: files or folders; "Img/img" is a nested folder. For doubled folders, which some unpackers make
     (cars_train/cars_train), the inner one is returned. Hidden files are ignored.
+    Raises UsageError unless `root` is a folder.
     """
+    if not root.is_dir():
+        raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds the benchmark.")
     for pattern in ("", "*/", "*/*/"):
         for name in names:
             found = [path for path in sorted(root.glob(pattern + name)) if not is_hidden(path.relative_to(root))]
@@ -37,7 +32,10 @@ def require_below(root: Path, benchmark: str, *names: str) -> Path:
     """Like `find_below`, but raise UsageError if nothing is found."""
     found = find_below(root, *names)
     if found is None:
-        raise UsageError(f"dataset.root={root} does not hold {benchmark}: {' or '.join(names)} was not found there.")
+        raise UsageError(
+            f"dataset.root={root} does not hold {benchmark}: {' or '.join(names)} was not found there; "
+            "pass the folder that holds it."
+        )
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy_anchor.data.benchmarks.lists import read_columns, require_below, require_folder
+from proxy_anchor.data.benchmarks.lists import read_columns, require_below
 from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
 
 EXPECTED = ExpectedCounts(train_classes=11318, train=59551, test_classes=11316, query=60502)
@@ -22,7 +22,7 @@ def load_sop(root: Path | str, *, allow_partial: bool = False, verify_files: boo
     verify_files: False also lists images that are missing or empty, for src/check.py.
     Raises UsageError when files are missing or damaged, or counts differ.
     """
-    root = require_folder(root, "Stanford Online Products")
+    root = Path(root)
     tables = []
     for name in ("Ebay_train.txt", "Ebay_test.txt"):
         file = require_below(root, "Stanford Online Products", name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +12,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak. On a CPU this needs Linux; elsewhere the peak is that of the whole process."""
+    """Reset the peak. On a CPU this needs Linux."""
     if device.type == "cuda":
         torch.cuda.init()  # a GPU that is not in use has no statistics
         torch.cuda.reset_peak_memory_stats(device)
@@ -23,19 +22,14 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak in bytes: of torch's tensors on a GPU, or of this process in main memory (0 on Windows: not known)."""
+    """Peak in bytes: of torch's tensors on a GPU, or of this process in main memory (0 outside Linux: not known)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    if sys.platform == "win32":  # has no module `resource`
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return 0
 
 
 class PeakMemory(pl.Callback):
