@@ -76,6 +76,12 @@ def test_what_is_pushed_and_fetched_is_such_a_folder(net: EmbeddingNet, tmp_path
     monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **_: type("Url", (), {"repo_id": repo_id}))
     monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
     net.card = "---\nlicense: mit\n---\nmy card"
+    assert net.save_pretrained(tmp_path / "name", push_to_hub=True, private=True) == "commit of name"
+    with monkeypatch.context() as offline:
+        offline.setattr(HfApi, "create_repo", lambda self, **_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            net.save_pretrained(tmp_path / "kept", push_to_hub=True)
+    assert EmbeddingNet.from_pretrained(tmp_path / "kept").fingerprint() == net.fingerprint()
     assert net.push_to_hub("user/name") == "commit of user/name"
 
     def snapshot_download(repo_id: str, *, allow_patterns: list[str], revision: str | None = None) -> str:

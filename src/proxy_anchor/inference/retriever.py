@@ -146,9 +146,8 @@ class Retriever:
         for what, values in {"labels": labels, "names": names}.items():
             if values is not None and len(values) != len(images):
                 raise UsageError(f"{len(images)} images but {len(values)} {what}: give one for each.")
-        if names is None:
-            given = [str(each) if isinstance(each, (str, Path)) else None for each in images]
-            names = [name or f"image {self._next_id + row}" for row, name in enumerate(given)]
+        given = [str(each) if isinstance(each, (str, Path)) else None for each in images] if names is None else names
+        names = [name or f"image {self._next_id + row}" for row, name in enumerate(given)]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UsageError(f"{twice} is there twice: every image of the gallery needs a name of its own.")
@@ -317,7 +316,7 @@ class Retriever:
             )
         if model != own:
             raise UsageError(
-                f"{folder} was made by another model ({model[:8]}, this one is {own[:8]}): use that model, or build "
+                f"{folder} was made by another model ({model[-8:]}, this one is {own[-8:]}): use that model, or build "
                 "the index again."
             )
         self.kind = kind

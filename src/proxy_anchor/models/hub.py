@@ -63,7 +63,9 @@ class SharedNet(
             digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())  # NumPy lacks bfloat16
         return digest.hexdigest()[:32]
 
-    def save_pretrained(self, save_directory: str | Path, *, repo_id: str | None = None, **options: Any) -> str | None:
+    def save_pretrained(
+        self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **options: Any
+    ) -> str | None:
         """Write config.json, model.safetensors and README.md, over those of an earlier network.
 
         An interruption leaves the earlier network, or a folder without config.json, which `from_pretrained` refuses.
@@ -72,11 +74,11 @@ class SharedNet(
         folder = Path(save_directory).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".saving-", dir=folder) as aside:
-            address = super().save_pretrained(aside, repo_id=repo_id or folder.name, **options)
+            super().save_pretrained(aside, **options)
             (folder / CONFIG_FILE).unlink(missing_ok=True)  # new with old files would be another network
             for name in (WEIGHTS_FILE, CARD_FILE, CONFIG_FILE):
                 Path(aside, name).replace(folder / name)
-        return address
+        return self.push_to_hub(repo_id or folder.name, **options) if push_to_hub else None
 
     def _save_pretrained(self, save_directory: Path) -> None:
         assert isinstance(self, nn.Module)

@@ -183,7 +183,8 @@ def _read_run(folder: Path, searched_in: Path) -> Run:
         _ = [(row["epoch"], row["recall"], row["train_seconds"]) for row in result["history"]]
         _ = config["dataset"]["name"], config["backbone"]["name"], config["loss"]["_target_"], config["embedding_dim"]
         _ = config["data"]["batch_size"], config["dataset"]["images"]["crop"]
-        data = config["dataset"]["name"] if is_whole_benchmark(config) else repr(sorted(result["data"].items()))
+        # Some records in docs/results are older than "data".
+        data = result.get("data") or {key: result[key] for key in ("num_train_images", "num_eval_images")}
     except (ValueError, LookupError, TypeError, yaml.YAMLError) as error:
         raise UsageError(f"{RESULT_FILE} or {CONFIG_FILE} is damaged ({type(error).__name__})") from error
     if searched != "test":
@@ -192,7 +193,8 @@ def _read_run(folder: Path, searched_in: Path) -> Run:
     dataset = config["dataset"]
     place = dataset.get("csv") or dataset.get("root")
     data_name = Path(place).name if dataset["name"] == "folder" and place else str(dataset["name"])
-    return Run(folder, config, result, name, data, data_name)
+    content = dataset["name"] if is_whole_benchmark(config) else repr(sorted(data.items()))
+    return Run(folder, config, result, name, content, data_name)
 
 
 def is_benchmark(config: Mapping[str, Any]) -> bool:

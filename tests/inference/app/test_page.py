@@ -342,6 +342,16 @@ def test_an_uploaded_query_is_on_the_map_and_two_fingers_zoom(page, tmp_path: Pa
     indent = (box["width"] - 2 - side) / 2, (box["height"] - 2 - side) / 2
     assert place == pytest.approx([indent[0] + side * (x + 0.04) / 1.08, indent[1] + side * (1.04 - y) / 1.08], abs=1)
 
+    page.locator("#map-title").hover()  # what was pressed elsewhere is no click on the image where it is released
+    page.mouse.down()
+    x, y = places[0]["x"], places[0]["y"]
+    page.mouse.move(
+        box["x"] + 1 + indent[0] + side * (x + 0.04) / 1.08, box["y"] + 1 + indent[1] + side * (1.04 - y) / 1.08
+    )
+    expect(page.locator("#tip")).to_be_visible()
+    page.mouse.up()
+    assert "query=u" in page.url
+
     # Two fingers go from 40 to 80 pixels apart, and their middle 30 pixels to the right and 10 down.
     middle = [place[0] - 20, place[1] - 10]
     touch = page.context.new_cdp_session(page)
@@ -356,6 +366,17 @@ def test_an_uploaded_query_is_on_the_map_and_two_fingers_zoom(page, tmp_path: Pa
 
     page.locator("#home").click()
     expect(page.locator("#map-note")).to_be_hidden()
+
+
+def test_a_gallery_image_that_the_map_lacks_has_an_approximate_place(page, monkeypatch) -> None:
+    monkeypatch.setattr(server, "MAP_IMAGES", 14)
+    address = page.url.partition("?")[0]
+    shown = {each["id"] for each in page.request.get(f"{address}api/map/0").json()["points"]}
+    for id_ in (0, *({*range(15)} - shown)):
+        page.goto(f"{address}?query=0/{id_}&map=1")
+        expect(page.locator("#map-title")).to_contain_text("14")
+        expect(hits(page, 0)).to_have_count(14)
+        expect(page.locator("#map-query")).to_be_visible(visible=id_ not in shown)
 
 
 def test_a_box_searches_for_a_part(page, tmp_path: Path) -> None:

@@ -86,8 +86,9 @@ def test_only_images_are_served_and_as_images(address: str, retrievers, tmp_path
     """The type is the content's, not the name's: what is no image (any more) is not served."""
     first = Path(retrievers["first"].items[0].name)
     first.write_bytes(b"<html><script>alert(1)</script>")
-    assert ask(address, "/image/0/0")[0] == 404
-    assert ask(address, "/thumbnail/0/0")[0] == 404
+    for path in ("/image/0/0", "/thumbnail/0/0"):
+        status, _, body = ask(address, path, X_Forwarded_For="203.0.113.9")
+        assert (status, body) == (404, b"")  # no path of this machine
     Image.new("RGB", (20, 10), "orange").save(first, "TIFF")  # which browsers do not show
     status, headers, body = ask(address, "/image/0/0")
     assert (status, headers["content-type"], body[1:4]) == (200, "image/png", b"PNG")
@@ -101,7 +102,9 @@ def test_gallery_orders(address: str) -> None:
     total, images = listed("seed=1")
     assert (total, sorted(each["id"] for each in images)) == (15, list(range(15)))
     assert images == listed("seed=1")[1] != listed("seed=2")[1]
+    hits = module._listed.cache_info().hits
     assert listed("seed=1&offset=10")[1] == images[10:]
+    assert module._listed.cache_info().hits == hits + 1  # a further part of a large gallery takes no time
     assert [each["label"] for each in listed("order=class")[1]] == ["cat"] * 5 + ["dog"] * 5 + ["eel"] * 5
     assert sorted(each["label"] for each in listed("order=example")[1]) == ["cat", "dog", "eel"]
     total, images = listed("class=E")  # any letters of a class's name

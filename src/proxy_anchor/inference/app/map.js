@@ -11,7 +11,7 @@ const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], A
 let points = []; // images with x, y, and left, top on the screen
 let colours = new Map(); // class: colour, largest class first
 let view = { ...WHOLE };
-const marks = { query: null, isOwn: false, hits: new Map(), label: "" };
+const marks = { query: null, hits: new Map(), label: "" };
 let cursor = null; // the point under the pointer or chosen by keys
 let lasso = null; // a path while it is drawn
 const fingers = new Map(); // pointerId: [left, top], of the pointers that are down
@@ -34,8 +34,8 @@ export function showPoints(images) {
   point(null);
 }
 
-/** query: its key or null; isOwn: whether the query is no point; hits: key: similarity, the nearest first;
-    label: part of the names of the classes that are lit. */
+/** query: its key, any other string for one that is no image of the gallery, null for none; hits: key: similarity, the
+    nearest first; label: part of the names of the classes that are lit. */
 export function mark(changes) {
   Object.assign(marks, changes);
   for (const button of $("legend").querySelectorAll("button")) {
@@ -89,7 +89,8 @@ function paint() {
 /** Mark a query that is no point, at the mean of its nearest hits' places, weighted by similarity. */
 function placeOwn(width, height) {
   const weight = (image) => Math.max(1e-6, marks.hits.get(keyOf(image)));
-  const hits = marks.isOwn ? points.filter((each) => marks.hits.has(keyOf(each))) : [];
+  const isOwn = marks.query !== null && !points.some((each) => keyOf(each) === marks.query);
+  const hits = isOwn ? points.filter((each) => marks.hits.has(keyOf(each))) : [];
   const near = hits.sort((a, b) => weight(b) - weight(a)).slice(0, NEAREST);
   const sum = (value) => near.reduce((total, each) => total + weight(each) * value(each), 0);
   const [left, top] = ["left", "top"].map((side) => sum((each) => each[side]) / sum(() => 1));
@@ -180,10 +181,10 @@ function drag(event) {
 }
 
 function release(event) {
+  if (!fingers.delete(event.pointerId)) return; // it was pressed elsewhere
   const found = nearest(event.offsetX, event.offsetY, 20);
   if (lasso) chooseInside();
   else if (!isMoved && found) handlers.search(found);
-  fingers.delete(event.pointerId);
 }
 
 function chooseInside() {

@@ -96,7 +96,7 @@ function showStart(isReturn) {
   results = [];
   $("results").replaceChildren();
   $("query").hidden = true;
-  mark({ query: null, isOwn: false, hits: new Map() });
+  mark({ query: null, hits: new Map() });
   document.title = "Search by picture";
   offerClasses(about.models[0].classes);
   keepFocus(start.focus?.isConnected ? start.focus : $("gallery-title"));
@@ -230,9 +230,8 @@ function showResults(asked, answer) {
   $("results").replaceChildren(...results.map(panel));
   offerClasses([...new Set(hits.map((each) => each.label).filter(Boolean))].sort());
   filter();
-  const isPoint = isGallery(asked.query) && !asked.box; // a part of an image is another picture
-  const isOwn = !isPoint && asked.query !== "selection";
-  mark({ query: isPoint ? asked.query : null, isOwn, hits: new Map(hits.map((hit) => [keyOf(hit), hit.similarity])) });
+  const own = asked.box ? "part" : asked.query; // a part of an image is another picture
+  mark({ query: asked.query === "selection" ? null : own, hits: new Map(hits.map((hit) => [keyOf(hit), hit.similarity])) });
 }
 
 function panel(result, model) {
