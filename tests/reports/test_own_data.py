@@ -17,7 +17,7 @@ from proxy_anchor.data.table import data_fingerprint
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports import figures
 from proxy_anchor.reports.paper import paper_tables, terminal_text
-from proxy_anchor.reports.runs import read_runs
+from proxy_anchor.reports.runs import by_seed, read_runs
 from proxy_anchor.reports.tables import write_comparison
 from proxy_anchor.training.module import CHECKPOINT_KEY
 from train import train
@@ -49,6 +49,15 @@ def test_the_content_is_what_counts_and_not_name_or_place(tmp_path):
     assert "images (1)  deep/a, deep/c  Proxy-Anchor  512  BN   45.0 ± 7.1" in text
     names = list(figures.named_groups(read_runs(tmp_path)))
     assert names == [f"images ({number}), Proxy-Anchor, BN, 512-d" for number in (1, 2)]
+
+
+def test_copies_of_a_whole_benchmark_are_one_data_set_and_parts_are_not(tmp_path):
+    for part in (False, True):
+        folder = tmp_path / str(part)
+        for seed, data in enumerate((BIRDS, BOATS)):  # another copy: other sizes of files
+            setting = (f"dataset.allow_partial={str(part).lower()}", f"seed={seed}")
+            write_run(folder / str(seed), "dataset=cars", "backbone=bninception", *setting, data=data)
+        assert len(by_seed(read_runs(folder))) == 1 + part
 
 
 def test_the_files_name_data_and_run_and_say_nothing_of_the_paper(tmp_path, report):

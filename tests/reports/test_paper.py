@@ -99,10 +99,11 @@ def test_folders_that_are_no_finished_run_are_left_out_and_said(tmp_path, report
     (write_run(tmp_path / "runs/killed") / "result.json").unlink()
     (write_run(tmp_path / "runs/bare") / "config.yaml").unlink()
     (write_run(tmp_path / "runs/old") / "config.yaml").write_text("seed: 1")
+    (write_run(tmp_path / "runs/odd") / "config.yaml").write_text("seed: [")
     left_out: list[str] = []
     assert [run.folder for run in read_runs(tmp_path / "runs", left_out)] == [good]
     reasons = dict(line.removeprefix(f"{tmp_path}/runs/").split(": ", 1) for line in left_out)
-    assert set(reasons) == {*damages, "killed", "bare", "old"}
+    assert set(reasons) == {*damages, "killed", "bare", "odd", "old"}
     assert (reasons["killed"], reasons["bare"]) == ("not finished", "no config.yaml")
     assert "held-out" in reasons["fold"]
     output = report(f"runs={tmp_path}/runs", f"output={tmp_path}/report")
