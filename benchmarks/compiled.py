@@ -8,7 +8,7 @@ weights where a package has them) on a batch of smooth random images. Batch norm
 the statistics of two such batches. Appends the rows to results/compiled.jsonl.
 
     plain, compiled   cosine of the whole gradient with the plain float32 network's, minimum over draws
-    refused           message of the check, where it refused a network
+    refused           messages of the check, where it refused a network
     compile_s         seconds of the first check, compilation included; parallel jobs share the CPU
 """
 
@@ -70,7 +70,7 @@ def check(name: str, mode: str, batch: int, side: int, device: torch.device, dra
     """One row."""
     pretrained = name == "tf_efficientnet_lite0"
     precision = functools.partial(torch.autocast, device.type, torch.bfloat16)
-    found, refused, compiled, net, seconds = [], "", None, None, 0.0
+    found, refused, compiled, net, seconds = [], [], None, None, 0.0
     for seed in range(draws):
         torch.manual_seed(seed)
         drawn = make_network(name, mode, side, device, batch, pretrained=pretrained)
@@ -83,7 +83,7 @@ def check(name: str, mode: str, batch: int, side: int, device: torch.device, dra
         try:
             found.append(check_gradients(net, compiled, loss, smooth_images(batch, side, device), labels, precision))
         except UsageError as error:
-            refused = f"seed {seed}: {error}"
+            refused.append(f"seed {seed}: {error}")
         seconds = seconds or time.perf_counter() - start
     least = [min((each[i] for each in found), default=float("nan")) for i in range(2)]
     row = {"network": name, "batch_norm": mode, "weights": "ImageNet" if pretrained else "random", "draws": draws}
@@ -92,7 +92,7 @@ def check(name: str, mode: str, batch: int, side: int, device: torch.device, dra
         "passed": len(found),
         "plain": least[0],
         "compiled": least[1],
-        "refused": refused,
+        "refused": " ".join(refused),
         "compile_s": seconds,
     }
 
