@@ -110,7 +110,7 @@ def test_query_in_the_gallery_is_a_duplicate(tmp_path):
 
 def test_parts_of_one_photograph_in_two_splits_are_said(tmp_path):
     for name in "pqrs":
-        noise(ord(name), 100, 200).save(tmp_path / f"{name}.png")
+        noise(200, 100, ord(name)).save(tmp_path / f"{name}.png")
     boxes = ["p.png,a,0,0,90,90,train", "p.png,b,100,0,90,90,train", "p.png,c,50,5,90,90,test", "q.png,d,,,,,test"]
     boxes += ["r.png,c,0,0,90,90,test", "r.png,d,100,0,90,90,test", "s.png,a,,,,,train", "q.png,b,0,0,50,50,train"]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,x,y,w,h,split", *boxes]))
