@@ -194,7 +194,7 @@ def test_untrained_efficientnet_lite0_on_the_half_of_cars(tmp_path):
                 pooled.setdefault(name, []).append(value)
     average, maximum = (torch.cat(pooled[name]) for name in ("avg", "max"))
     labels = data.splits.query.labels
-    # Of the second edition, in true colours, as this test measures it. The first, with red and blue exchanged, gave 46.9
-    # and 49.9 % with the released code's loader. With ImageNet's mean and std: 40.1 % (README.md of the data).
+    # Of the second edition, in true colours, as this test measures it. The first, with red and blue exchanged, gave
+    # 46.9 and 49.9 % with the released code's loader. With ImageNet's mean and std: 40.1 % (README.md of the data).
     assert recall_at_k(average, labels, 1)[1] == pytest.approx(0.4665, abs=0.002)
     assert recall_at_k(average + maximum, labels, 1)[1] == pytest.approx(0.4924, abs=0.002)
