@@ -34,6 +34,7 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
+from proxy_anchor.reports.run import commit
 from proxy_anchor.training.finite import NotFinite
 from proxy_anchor.utils import write_json
 from train import train
@@ -223,22 +224,21 @@ def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> i
             try:
                 result = train(cfg, Path(folder) / name)
             except NotFinite as error:  # an outcome of these settings
-                write_json(records / f"{name}.json", {"diverged": str(error)})
-                print(f"{name}: {error}", flush=True)
-                entry.forget_last_run()
-                continue
+                result = {"diverged": str(error), "commit": commit()}
             except Exception as error:  # the others go on
                 print(f"{name}: failed: {type(error).__name__}: {str(error)[-500:]}", flush=True)
                 failed += 1
                 continue
+            finally:
+                entry.forget_last_run()
             result["command"] = " ".join(["train.py", *overrides])
             result = without_paths(
                 result | {"parallel_jobs": jobs}, *private, folder, str(HERE.parent), str(Path.home())
             )
             write_json(records / f"{name}.json", result)
-            recall = {epoch: 100 * result[epoch]["recall"]["1"] for epoch in ("untrained", "best", "last")}
-            print(f"{name}: " + ", ".join(f"{epoch} {value:.1f}" for epoch, value in recall.items()), flush=True)
-            entry.forget_last_run()
+            epochs = [epoch for epoch in ("untrained", "best", "last") if epoch in result]
+            recall = ", ".join(f"{epoch} {100 * result[epoch]['recall']['1']:.1f}" for epoch in epochs)
+            print(f"{name}: {recall or result['diverged']}", flush=True)
     return failed
 
 

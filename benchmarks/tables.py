@@ -154,15 +154,11 @@ def searched(kind: str) -> Rows:
     for images, folder in SETS.items():
         runs = by_name(f"{folder}_{kind}_search")
         for name in runs:
-            values = [100 * run["selected"]["validation"]["1"] for run in runs[name]]
-            best = runs[name][values.index(max(values))]
-            row = {
-                "half of": images,
-                "loss": name,
-                "settings": len(values),
-                "lowest": min(values),
-                "highest": max(values),
-            }
+            ended = [run for run in runs[name] if "diverged" not in run]
+            values = [100 * run["selected"]["validation"]["1"] for run in ended]
+            best = ended[values.index(max(values))]
+            row = {"half of": images, "loss": name, "settings": len(runs[name])}
+            row |= {"lowest": min(values), "highest": max(values)}
             rows.append(row | {"chosen": settings(best), "its epoch": best["selected"]["epoch"]})
     return rows
 

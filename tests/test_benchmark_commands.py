@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
@@ -175,8 +176,56 @@ def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(
     for name in study.STUDIES["cars_half_methods_search"]():
         held_out = {"tcm_5": 0.9, "tcm_6": 0.9}.get(name, 0.5)  # of equal ones the first
         (folder / f"{name}.json").write_text(json.dumps({"selected": {"validation": {"1": held_out}}}))
-    (folder / "tcm_0.json").write_text(json.dumps({"diverged": "the loss is nan"}))
     runs = study.STUDIES["cars_half_methods"]()
     assert len(runs) == 5 * 7
     best = ["optimizer.lr=3e-4", "regulariser.tcm.weight=0.3", "regulariser.tcm.negative_margin=0.5"]
     assert runs["tcm_seed2"][-5:] == ["regulariser=tcm", *best, "seed=2"]
+
+
+def test_a_run_that_diverges_has_a_record_and_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    import study
+    import tables
+
+    def train(cfg: Any, folder: Path) -> dict[str, Any]:
+        if cfg.optimizer.lr == 4e-4:
+            raise study.NotFinite("the loss is not finite")
+        end = {"recall": {"1": 0.5}, "validation": {"1": 0.5 + cfg.optimizer.lr}, "epoch": 3}
+        return dict.fromkeys(("untrained", "selected", "best", "last"), end)
+
+    for module in (study, tables):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(tables, "SETS", {"Cars-196": "cars_half"})
+    where = [f"dataset.root={tmp_path}", "--output", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["study.py", "cars_half_losses_search", *where, "--only", "triplet"])
+    study.main()
+    record = json.loads((tmp_path / "cars_half_losses_search" / "triplet_6.json").read_text())
+    assert record["diverged"] == "the loss is not finite"
+    assert record["commit"]
+    assert "optimizer.lr=4e-4 loss.margin=0.1" in record["command"]
+    grid = study.SEARCHED["triplet"]
+    assert study.best_settings("cars_half_losses_search", "triplet", grid) == ["optimizer.lr=2e-4", "loss.margin=0.1"]
+    [row] = tables.searched("losses")
+    assert (row["settings"], row["chosen"]) == (8, "lr=2e-4, loss.margin=0.1")
+
+
+def test_the_processes_of_a_study_are_spread_over_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    import study
+
+    started = []
+
+    class Process:
+        def __init__(self, command: list[str], env: dict[str, str]) -> None:
+            started.append((command[-1], env["CUDA_VISIBLE_DEVICES"]))
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(study.subprocess, "Popen", Process)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr("sys.argv", ["study.py", "cars_half", "dataset.root=DIR", "--jobs", "3"])
+    with pytest.raises(SystemExit, match="0"):
+        study.main()
+    assert started == [("0", "4"), ("1", "7"), ("2", "4")]
