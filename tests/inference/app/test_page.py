@@ -247,7 +247,7 @@ def test_gallery_is_loaded_in_parts_and_ordered(page) -> None:
     assert sorted(ids(cards)) == list(range(15))
     assert page.locator("#examples .card").count() == 3
     before = ids(cards)
-    first = cards.first.inner_text()
+    first = cards.first.text_content()
     page.locator("#shuffle").click()
     expect(cards.first).not_to_have_text(first)
     expect(cards).to_have_count(15)
