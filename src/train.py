@@ -36,7 +36,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     from proxy_anchor.training.callbacks.checkpoint import LAST, BackgroundWriter, previous_version, run_checkpoints
     from proxy_anchor.training.callbacks.health import Health
     from proxy_anchor.training.callbacks.memory import PeakMemory, reset_peak_memory
-    from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
+    from proxy_anchor.training.callbacks.recall import SELECTING, RecallCallback, format_recall
     from proxy_anchor.training.callbacks.startup import Startup
     from proxy_anchor.training.distributed import SyncBatchNorms
     from proxy_anchor.training.float32 import set_float32_precision
@@ -54,7 +54,6 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     recall = RecallCallback(
         cfg.recall_k,
         engine=cfg.search_engine.name,
-        select_on="test" if cfg.validation.name == "test" else "validation",
         scored=scored,
         dims=config.nested_dims(cfg),
     )
@@ -73,7 +72,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
             health,
             RunRecord(),
             StopOnSignal(),
-            *run_checkpoints(folder, recall.monitor if scored else None, cfg.trainer.check_val_every_n_epoch),
+            *run_checkpoints(folder, SELECTING if scored else None, cfg.trainer.check_val_every_n_epoch),
             *(each for each in bars if each not in further),
         ],
         enable_progress_bar=bool(bars),

@@ -102,9 +102,22 @@ def test_evaluate_on_another_data_set(trained, tmp_path):
     assert "Recall@1" in output
 
 
+def test_own_images_have_classes_that_select_the_epoch(write_images, tmp_path, capsys):
+    write_images({f"class {number}": 2 for number in range(40)})
+    folder = [*TINY_FOLDER, f"dataset.root={tmp_path}/images"]
+    parts = {}
+    for choice in ("auto", "test", "classes"):
+        splits = settings.load_splits(compose_train(*folder, f"validation={choice}"))
+        parts[choice] = [table.num_classes for table in splits.tables.values()]
+    assert parts == {"auto": [20, 10, 10], "test": [20, 20], "classes": [16, 20, 4]}  # trained, searched, selecting
+    result = train(compose_train(*folder, "trainer.max_epochs=1"), tmp_path / "run")
+    assert result["selected_by"] == "Recall@1 on held-out classes"
+    assert "the Recall that selects the epoch has not improved in 10 evaluations" in capsys.readouterr().out
+
+
 def test_validation_classes_select_the_epoch(tmp_path):
     output = run_ok("train.py", "run=x", "validation=classes", *TINY_GLYPHS, "trainer.max_epochs=3", cwd=tmp_path)
-    assert "held-out training classes" in output
+    assert "epoch selected by Recall@1 on held-out classes" in output
     result = json.loads((tmp_path / "runs" / "x" / "result.json").read_text())
     held_out = [row["validation"]["1"] for row in result["history"][1:]]
     assert result["selected"]["epoch"] == 1 + held_out.index(max(held_out))

@@ -82,6 +82,21 @@ def test_both_sides_keep_two_classes_at_least(tmp_path, fraction, searched):
     assert (splits.train.num_classes, splits.query.num_classes) == (10 - searched, searched)
 
 
+def test_classes_that_select_the_epoch_are_none_of_training_s(tmp_path):
+    root = make_classes(tmp_path, *map(str, range(40)), images=1)
+    whole, divided = load_folder(root), load_folder(root, validation_share=0.25)
+    assert divided.train.paths == whole.train.paths
+    assert (divided.validation.num_classes, divided.query.num_classes) == (5, 15)
+    assert {*divided.validation.rows, *divided.query.rows} == set(whole.query.rows)
+    assert "20 classes train, 5 others select the epoch (validation=test: none) and 15 other" in divided.notice
+    assert load_folder(root, validation_share=0.25, test_fraction=0.45).validation is None  # too few to divide
+    assert load_folder(root, validation_share=1).query.num_classes == 2
+    make_classes(tmp_path / "named" / "train", *"ab")
+    make_classes(tmp_path / "named" / "test", *map(str, range(20)))
+    assert load_folder(tmp_path / "named", validation_share=0.5).validation is None
+    assert refused(root, validation_share=1.5).startswith("validation.share=1.5: expected")
+
+
 def test_a_fraction_of_one_searches_everything(tmp_path):
     splits = load_folder(make_classes(tmp_path, *"abc", images=2), test_fraction=1)
     assert (len(splits.train), splits.query.num_classes, len(splits.query)) == (0, 3, 6)

@@ -78,7 +78,7 @@ def test_an_epoch_chosen_by_held_out_classes_is_said(tmp_path):
     result = json.loads((folder / "result.json").read_text())
     result["selected"]["validation"] = {"1": 0.5}
     (folder / "result.json").write_text(json.dumps(result))
-    assert rows(tmp_path)[0][-1] == "the epoch is selected on held-out training classes"
+    assert rows(tmp_path)[0][-1] == "the epoch is selected on held-out classes"
 
 
 def test_a_run_keeps_the_content_of_its_data_and_others_are_not_averaged_with_it(tmp_path):

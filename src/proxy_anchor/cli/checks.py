@@ -179,7 +179,7 @@ def check_config(cfg: DictConfig) -> None:
         )
     if cfg.validation.name == "classes":
         check_number("validation.fraction", cfg.validation.fraction, 0, maximum=1, exclusive=True)
-    if cfg.validation.name != "test":
+    if "seed" in cfg.validation:
         check_int("validation.seed", cfg.validation.seed, 0)
     if cfg.trainer.gradient_clip_val is not None:
         check_number("trainer.gradient_clip_val", cfg.trainer.gradient_clip_val, 0, exclusive=True)

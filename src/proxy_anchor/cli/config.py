@@ -150,15 +150,18 @@ def further_callbacks(cfg: DictConfig) -> list[pl.Callback]:
 
     found = _members(cfg, "callbacks", pl.Callback, "pytorch_lightning.Callback")
     scored = is_scored(cfg)
-    return [each for each in found.values() if scored or "/recall_at_" not in str(getattr(each, "monitor", ""))]
+    return [each for each in found.values() if scored or "recall" not in str(getattr(each, "monitor", ""))]
 
 
 def describe_stopping(trainer: pl.Trainer) -> str:
     """One line on early stopping, or ""."""
+    from proxy_anchor.training.callbacks.recall import SELECTING
+
     if (stopping := trainer.early_stopping_callback) is None:
         return ""
+    watched = "the Recall that selects the epoch" if stopping.monitor == SELECTING else stopping.monitor
     return (
-        f"early stopping: training ends when {stopping.monitor} has not improved in "
+        f"early stopping: training ends when {watched} has not improved in "
         f"{counted(stopping.patience, 'evaluation')} (callbacks=none: after all {trainer.max_epochs} epochs)"
     )
 

@@ -105,14 +105,7 @@ class TimmSearchPath(SearchPathPlugin):
 
 
 def register_plugins() -> None:
-    """Register timm names as choices of `backbone`, and the resolver `selecting_recall`."""
-    OmegaConf.register_new_resolver(
-        "selecting_recall",
-        lambda validation, k: (
-            f"{'test' if validation == 'test' else 'validation'}/recall_at_{k if isinstance(k, int) else min(k)}"
-        ),
-        replace=True,
-    )
+    """Register timm names as choices of `backbone`."""
     Plugins.instance().register(TimmSource)
     Plugins.instance().register(TimmSearchPath)
 

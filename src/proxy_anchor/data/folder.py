@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -27,7 +30,10 @@ _BOX = ("x", "y", "w", "h")
 _COLUMNS = ("path", "label", "split", "role", *_BOX)
 _HEADER = "path,label[,split][,role][,x,y,w,h]"
 
+_LEAST_TO_DIVIDE = 20  # searched classes: the Recall of less than ten says little about an epoch
+
 Row = tuple[Path, str]
+Divide = Callable[[list[Row], str], Splits]
 
 
 def load_folder(
@@ -36,6 +42,7 @@ def load_folder(
     csv_file: Path | str | None = None,
     test_fraction: float | None = None,
     split_seed: int = 0,
+    validation_share: float = 0.0,
     verify_files: bool = True,
 ) -> Splits:
     """Splits of the user's own images.
@@ -48,6 +55,8 @@ def load_folder(
         test_fraction: without a given split, the share of the *classes* that is searched, at least two; at least two
             classes train, and no class is on both sides. None is one half; 1 searches all classes and trains on none.
         split_seed: seed of the choice of classes.
+        validation_share: without a given split, the share of the searched classes that is searched for the choice of
+            the epoch (`Splits.validation`) instead, where there are at least 20.
         verify_files: False also lists images that are missing or empty, for src/check.py.
 
     Raises UsageError for a missing folder or list, an empty class, unknown columns or values, missing or empty images,
@@ -56,12 +65,16 @@ def load_folder(
     test_fraction = 0.5 if test_fraction is None else test_fraction
     check_number("dataset.test_fraction", test_fraction, 0, maximum=1, exclusive=True)
     check_int("dataset.split_seed", split_seed, 0)
+    check_number("validation.share", validation_share, 0, maximum=1)
+    divide = partial(
+        _split_classes, test_fraction=test_fraction, split_seed=split_seed, validation_share=validation_share
+    )
     if csv_file is not None:
         csv_file = Path(csv_file)
         base = csv_file.parent if root is None else Path(root)
-        splits = _from_csv(csv_file, base, test_fraction, split_seed)
+        splits = _from_csv(csv_file, base, divide)
     elif root is not None:
-        splits = _from_folders(Path(root), test_fraction, split_seed)
+        splits = _from_folders(Path(root), divide)
     else:
         raise UsageError("dataset=folder needs dataset.root=FOLDER (one sub-folder per class) or dataset.csv=FILE.")
     if verify_files:
@@ -69,7 +82,7 @@ def load_folder(
     return splits
 
 
-def _from_folders(root: Path, test_fraction: float, split_seed: int) -> Splits:
+def _from_folders(root: Path, divide: Divide) -> Splits:
     if not root.is_dir():
         raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds one sub-folder per class.")
     folders = {path.name.lower(): path for path in _class_folders(root)}
@@ -83,7 +96,7 @@ def _from_folders(root: Path, test_fraction: float, split_seed: int) -> Splits:
             )
         splits = _make_splits(_rows_of_classes(train[0], left_out), _rows_of_classes(test[0], left_out), None, name)
     else:
-        splits = _split_classes(_rows_of_classes(root, left_out), test_fraction, split_seed, name)
+        splits = divide(_rows_of_classes(root, left_out), name)
     if left_out:
         note = f"files that Pillow does not read as images are left out: {counted_suffixes(left_out)}."
         splits = replace(splits, notice=f"{splits.notice} {note}".strip())
@@ -146,7 +159,7 @@ def _csv_rows(file: Path, base: Path) -> list[tuple[str, Row]]:
     return found
 
 
-def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> Splits:
+def _from_csv(file: Path, base: Path, divide: Divide) -> Splits:
     groups: dict[str, list[Row]] = {"": [], "train": [], "query": [], "gallery": []}
     for group, row in _csv_rows(file, base):
         groups[group].append(row)
@@ -156,7 +169,7 @@ def _from_csv(file: Path, base: Path, test_fraction: float, split_seed: int) -> 
             raise UsageError(
                 f"{file}: {len(groups[''])} of {len(rows)} lines have no split; fill in all of them or none."
             )
-        return _split_classes(rows, test_fraction, split_seed, file.stem)
+        return divide(rows, file.stem)
     return _make_splits(groups["train"], groups["query"], groups["gallery"] or None, file.stem)
 
 
@@ -230,8 +243,10 @@ def _group_of(split: str, role: str, where: str) -> str:
     return role or "query"
 
 
-def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name: str) -> Splits:
-    """Divide the classes randomly into trained and searched ones."""
+def _split_classes(
+    rows: list[Row], name: str, *, test_fraction: float, split_seed: int, validation_share: float
+) -> Splits:
+    """Divide the classes randomly into trained, searched and, with a share, selecting ones."""
     classes = sorted({label for _, label in rows}, key=natural_key)
     if test_fraction == 1:
         return _make_splits([], rows, None, name, f"no split was given: all {len(classes)} classes are searched.")
@@ -243,14 +258,17 @@ def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name:
         )
     random.Random(split_seed).shuffle(classes)
     num_test = min(max(2, round(len(classes) * test_fraction)), len(classes) - 2)
-    test_classes = set(classes[:num_test])
-    train = [row for row in rows if row[1] not in test_classes]
-    test = [row for row in rows if row[1] in test_classes]
+    num_selecting = min(round(num_test * validation_share), num_test - 2) if num_test >= _LEAST_TO_DIVIDE else 0
+    ends = (0, num_selecting, num_test, len(classes))
+    parts = [set(classes[start:end]) for start, end in itertools.pairwise(ends)]
+    selecting, test, train = ([row for row in rows if row[1] in part] for part in parts)
+    selects = f", {num_selecting} others select the epoch (validation=test: none)" if selecting else ""
     notice = (
-        f"no split was given: {len(classes) - num_test} classes train and {num_test} other classes are searched "
-        f"(dataset.test_fraction={test_fraction:g}, dataset.split_seed={split_seed})."
+        f"no split was given: {len(classes) - num_test} classes train{selects} and {num_test - num_selecting} other "
+        f"classes are searched (dataset.test_fraction={test_fraction:g}, dataset.split_seed={split_seed})."
     )
-    return _make_splits(train, test, None, name, notice)
+    splits = _make_splits(train, test, None, name, notice)
+    return replace(splits, validation=make_tables(selecting)[0]) if selecting else splits
 
 
 def _make_splits(train: list[Row], query: list[Row], gallery: list[Row] | None, name: str, notice: str = "") -> Splits:

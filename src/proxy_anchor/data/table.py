@@ -95,7 +95,7 @@ class Splits:
 
     gallery: None: every query image searches all other query images. Query and gallery share one label map; training
     has its own, because in class-disjoint protocols it has other classes.
-    validation: held-out training classes that select the epoch; they search each other.
+    validation: held-out classes that select the epoch; their images search each other.
     searched: role of query and gallery, "test" or, in cross-validation, "validation".
     notice: one line for the user about the split, or "".
     num_mislabelled: number of training images whose label was changed (`mislabel`).

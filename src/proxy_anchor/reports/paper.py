@@ -166,7 +166,7 @@ def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
             config = group[0].config
             marks = ["the paper has no such row"] if is_benchmark(config) else []
             if group[0].result["selected"].get("validation") is not None:
-                marks.append("the epoch is selected on held-out training classes")
+                marks.append("the epoch is selected on held-out classes")
             row = _filled(empty, group, [*marks, *different])
             if not is_whole_benchmark(config):
                 row = replace(row, data=data, run_names=", ".join(run.name for run in group))

@@ -31,10 +31,7 @@ from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
 from proxy_anchor.utils import RESULT_FILE, write_json, write_text
 
 _LARGE = 100e6  # bytes of a checkpoint
-_SELECTED_ON = {
-    "test": "the test classes, as in the paper",
-    "validation": "held-out training classes",
-}
+_SELECTED_ON = {True: "held-out classes", False: "the test classes, as in the paper"}
 
 
 def versions() -> dict[str, str]:
@@ -110,7 +107,7 @@ def make_result(
     return {
         "untrained": history[0].as_dict() if history[0].epoch == 0 else None,
         "selected": recall.selected.as_dict(),
-        "selected_by": f"Recall@{recall.k[0]} on {_SELECTED_ON[recall.select_on]}",
+        "selected_by": f"Recall@{recall.k[0]} on {_SELECTED_ON['validation' in data.splits.evaluated]}",
         "searched": data.splits.searched,
         "best": recall.best.as_dict(),
         "last": history[-1].as_dict(),

@@ -44,6 +44,7 @@ NO_EFFECT = (  # change no weight by more than rounding
     "search_engine",
     "recipe",  # its values stand under other keys
     "backbone.recipe",
+    "validation.share",
     "data.num_workers",
     "data.eval_batch_size",
     "data.cache",

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from filelock import FileLock
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.training.callbacks.recall import RecallCallback
+from proxy_anchor.training.callbacks.recall import SELECTING
 
 try:
     import optuna
@@ -135,7 +135,6 @@ class Pruning(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report after each evaluation of `fit`."""
         if trainer.state.fn == "fit":
-            recall = next(each for each in trainer.callbacks if isinstance(each, RecallCallback))  # type: ignore[attr-defined]
-            self.trial.report(float(trainer.callback_metrics[recall.monitor]), trainer.current_epoch + 1)
+            self.trial.report(float(trainer.callback_metrics[SELECTING]), trainer.current_epoch + 1)
             if self.trial.should_prune():
                 raise optuna.TrialPruned

@@ -142,13 +142,14 @@ def test_the_loss_is_the_mean_of_its_own_epoch(make_data, make_learner, make_tra
 def test_held_out_classes_select_the_epoch(make_data, make_learner, make_trainer, splits, write_images) -> None:
     [validation] = make_tables(write_images({"v": 3, "w": 3}))
     data = make_data(splits=replace(splits, validation=validation))
-    recall, learner = RecallCallback((1, 2), engine="torch", select_on="validation"), make_learner()
-    assert recall.monitor == "validation/recall_at_1"
-    make_trainer(callbacks=[recall], max_epochs=2).fit(learner, data)
+    recall, learner = RecallCallback((2, 1), engine="torch"), make_learner()
+    trainer = make_trainer(callbacks=[recall], max_epochs=2)
+    trainer.fit(learner, data)
     by_hand = [
         recall_at_k(embed(learner, images), images.labels, (1, 2), engine="torch") for images in data.eval_images
     ]
     assert [recall.history[-1].recall, recall.history[-1].validation] == by_hand
+    assert float(trainer.callback_metrics["selecting_recall"]) == pytest.approx(by_hand[1][1])
 
     def result(epoch: int, test: float, held_out: float) -> EpochResult:
         return EpochResult(epoch, {1: test, 2: 1.0}, 0, 0, validation={1: held_out, 2: 1.0})

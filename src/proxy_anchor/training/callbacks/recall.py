@@ -53,6 +53,9 @@ class EpochResult:
 
 
 _SETS = ("recall", "validation")
+SELECTING = (
+    "selecting_recall"  # name for callbacks: Recall at the smallest K that selects the epoch, as `selected` does
+)
 
 
 def format_recall(recall: dict[int, float], digits: int = 1) -> str:
@@ -64,11 +67,12 @@ def format_recall(recall: dict[int, float], digits: int = 1) -> str:
 class RecallCallback(pl.Callback):
     """Scores every complete validation pass and logs `<set>/recall_at_<K>`, as shares in [0, 1].
 
+    Callbacks find the value that selects the epoch as `selecting_recall`: of held-out classes where there are any.
+
     The sanity pass is ignored. A pass that did not see every image is an error, unless `scored` is false.
 
     Args:
         k: the K of Recall@K. engine: see `proxy_anchor.retrieval.search.resolve_engine`.
-        select_on: the set that selects the epoch: "test" as in the paper, or "validation".
         dims: numbers of leading dimensions whose Recall is logged too, as `<set>/recall_at_<K>_dim<d>`.
         scored: false where evaluations see a part of the images only (Lightning's debug modes): none is scored.
 
@@ -83,7 +87,6 @@ class RecallCallback(pl.Callback):
         k: int | Sequence[int] = (1, 2, 4, 8),
         *,
         engine: str = "auto",
-        select_on: str = "test",
         scored: bool = True,
         dims: Sequence[int] = (),
     ) -> None:
@@ -94,17 +97,11 @@ class RecallCallback(pl.Callback):
             check_int("recall_k", value, 1)
         self.k = sorted(set(ks))
         self.engine = engine
-        self.select_on = select_on
         self.scored, self.dims = scored, dims
         self.metrics: dict[str, RecallAtK] = {"test": RecallAtK(self.k, engine=engine)}
         self.history: list[EpochResult] = []
         self.selected_embeddings: list[Tensor] = []
         self._train_start = self._eval_start = 0.0
-
-    @property
-    def monitor(self) -> str:
-        """Logged name of the value that selects the epoch: Recall at the smallest K."""
-        return f"{self.select_on}/recall_at_{self.k[0]}"
 
     @property
     def best(self) -> EpochResult:
@@ -113,7 +110,7 @@ class RecallCallback(pl.Callback):
 
     @property
     def selected(self) -> EpochResult:
-        """Epoch selected by `select_on`: the best on held-out classes, or `best`."""
+        """The best epoch on held-out classes, where there are any, or `best`."""
         return max(self._trained, key=lambda result: (result.validation or result.recall)[self.k[0]])
 
     @property
@@ -221,6 +218,7 @@ class RecallCallback(pl.Callback):
                 pl_module.log(f"lr/{group.get('name', number)}", group["lr"])
         for name, each in values.items():
             pl_module.log_dict({f"{name}/{key}": value for key, value in each.items()})
+        pl_module.log(SELECTING, (result.validation or result.recall)[self.k[0]], logger=False)
         # The logger's `epoch` counts from 0, and is 0 before training too.
         pl_module.log("epochs_trained", float(result.epoch))
         if self.selected is result:
