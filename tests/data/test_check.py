@@ -14,7 +14,6 @@ from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import messages
 from proxy_anchor.data.bad_images import BAD, ODD, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
-from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
 
@@ -99,15 +98,6 @@ def test_same_bytes_by_what_they_contradict(plain):
     assert result["leaked.jpg"].detail == f"as {train / 'a' / '2.jpg'} (train, class a)"
 
 
-def test_query_in_the_gallery_is_a_duplicate(tmp_path):
-    for number in range(4):
-        noise(64, 48, number).save(tmp_path / f"{number}.png")
-    [train] = make_tables([(tmp_path / "0.png", "x"), (tmp_path / "1.png", "x")])
-    query, gallery = make_tables([(tmp_path / "2.png", "y")], [(tmp_path / "2.png", "y"), (tmp_path / "3.png", "y")])
-    [finding] = check_images(Splits("made", train, query, gallery), progress=False)
-    assert (finding.kind, finding.table) == ("duplicate", "gallery")
-
-
 def test_parts_of_one_photograph_in_two_splits_are_said(tmp_path):
     for name in "pqrs":
         noise(200, 100, ord(name)).save(tmp_path / f"{name}.png")
@@ -167,15 +157,12 @@ def test_odd_images_alone_are_no_failure(tmp_path, capsys):
 def test_a_wrong_root_or_output_is_one_line(tmp_path):
     for number in range(8):
         look.write_picture(tmp_path / "mine" / "abcd"[number % 4] / f"{number}.jpg", number)
-    for arguments, text in {
-        ("dataset=sop", "dataset.root=no"): "is not a folder",
-        ("dataset=folder", f"dataset.root={tmp_path / 'mine'}", "output=no/list.csv"): "there is no folder no: make it",
-        (
-            "dataset=folder",
-            f"dataset.root={tmp_path / 'mine'}",
-            f"output={tmp_path}",
-        ): "cannot be written (Is a directory)",
-    }.items():
+    mine = ["dataset=folder", f"dataset.root={tmp_path / 'mine'}"]
+    for arguments, text in (
+        (["dataset=sop", "dataset.root=no"], "is not a folder"),
+        ([*mine, "output=no/list.csv"], "there is no folder no: make it"),
+        ([*mine, f"output={tmp_path}"], "cannot be written (Is a directory)"),
+    ):
         with pytest.raises(messages.USER_ERRORS) as caught:
             run_check(*arguments)
         assert text in messages.one_line(caught.value)

@@ -180,13 +180,6 @@ def test_a_published_checksum_is_compared(url, cub, root, tmp_path, monkeypatch)
     assert len(make(root.with_name("b"), address).train) == 12
 
 
-def test_counts_are_verified_always(tmp_path, cub, root):
-    archive = pack(cub, tmp_path / "birds.tgz")
-    with pytest.raises(UsageError, match=r"expected 5,864 training images .* found 12"):
-        prepare(root, [str(archive)], load=load_cub)
-    assert not root.exists()
-
-
 def test_a_folder_that_holds_something_else_is_left_alone(cub, root, tmp_path):
     archive = pack(cub, tmp_path / "birds.tgz")
     root.mkdir(parents=True)
@@ -198,14 +191,13 @@ def test_a_folder_that_holds_something_else_is_left_alone(cub, root, tmp_path):
     assert len(make(root, archive).train) == 12  # an empty folder is no obstacle
 
 
-@pytest.mark.parametrize("moment", [1, 10, 25])
-def test_killed_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypatch):
+def test_killed_while_unpacking_and_again(cub, root, tmp_path, monkeypatch):
     archive = pack(cub, tmp_path / "birds.tgz")
     original, calls = module.is_hidden, []
 
     def die(*arguments):
         calls.append(arguments)
-        if len(calls) == moment:
+        if len(calls) == 10:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments)
 
@@ -224,49 +216,37 @@ def test_killed_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypat
 # Damaged and hostile archives
 
 
-ESCAPES = [
-    "../evil",
-    "a/../../evil",
-    "a/../b",
-    "/tmp/proxy_anchor_evil",
-    "..\\evil",
-    "C:\\evil",
-    "C:/evil",
-    "..",
-    "./../evil",
-]
+ESCAPES = ["../evil", "a/../b", "/tmp/proxy_anchor_evil", "..\\evil", "C:/evil", ".."]
+
+
+def add(archive: Path, name: str, kind: bytes | int, target: str) -> None:
+    """Add a member that no packer would write. kind: tarfile's type, or in a zip archive the file's mode."""
+    if isinstance(kind, int):
+        with zipfile.ZipFile(archive, "a") as packed:
+            member = zipfile.ZipInfo("x")
+            member.filename, member.create_system, member.external_attr = name, 3, kind << 16
+            packed.writestr(member, target)
+    else:
+        with tarfile.open(archive, "a") as tar:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            tar.addfile(member)
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, stat.S_IFREG | 0o644])
 def test_nothing_is_written_outside_of_the_folder(kind, name, root, tmp_path):
-    if kind == "tar":
-        with tarfile.open(tmp_path / "x", "w") as tar:
-            tar.addfile(tarfile.TarInfo(name))
-    else:
-        with zipfile.ZipFile(tmp_path / "x", "w") as packed:
-            info = zipfile.ZipInfo("x")
-            info.filename, info.create_system, info.external_attr = name, 3, (stat.S_IFREG | 0o644) << 16
-            packed.writestr(info, b"evil")
+    add(tmp_path / "x", name, kind, "")
     refused(root, tmp_path / "x")
     assert not list(tmp_path.rglob("*evil*"))
     assert not Path("/tmp/proxy_anchor_evil").exists()
 
 
 @pytest.mark.parametrize("target", ["/tmp", "../..", "CUB_200_2011/images.txt"])
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, "zip"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, stat.S_IFLNK | 0o777])
 def test_links_and_devices_are_never_made(kind, target, cub, root, tmp_path):
-    archive = pack(cub, tmp_path / "x", "zip" if kind == "zip" else "tar")
-    if kind == "zip":
-        with zipfile.ZipFile(archive, "a") as packed:
-            info = zipfile.ZipInfo("link")
-            info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-            packed.writestr(info, target)
-    else:
-        with tarfile.open(archive, "a") as tar:
-            info = tarfile.TarInfo("link")
-            info.type, info.linkname = kind, target
-            tar.addfile(info)
+    archive = pack(cub, tmp_path / "x", "zip" if isinstance(kind, int) else "tar")
+    add(archive, "link", kind, target)
     make(root, archive)
     assert not any(path.is_symlink() or path.is_fifo() for path in root.rglob("*"))
 
