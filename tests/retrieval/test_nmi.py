@@ -80,10 +80,3 @@ def test_refusals() -> None:
         nmi(x, labels[:19])
     with pytest.raises(UsageError, match="labels: expected a one-dimensional"):
         nmi(x, labels.float())
-    with pytest.raises(UsageError, match=r"num_clusters=21, .* 20 rows"):
-        kmeans(x, 21)
-    for name in ("num_clusters", "num_iterations"):
-        with pytest.raises(UsageError, match=f"{name}=0"):
-            kmeans(x, **{"num_clusters": 3, name: 0})
-    with pytest.raises(UsageError, match="seed=-1"):
-        kmeans(x, 3, seed=-1)

@@ -100,9 +100,7 @@ def test_query_expansion_is_the_loop(with_gallery: bool, alpha: float) -> None:
     [
         (lambda x: rerank("magic", x, 2), "rerank=magic is not known"),
         (lambda x: k_reciprocal(x, 30), "larger than the gallery"),
-        (lambda x: k_reciprocal(x, 2, weight=2), "weight"),
         (lambda x: k_reciprocal(x, 2, gallery=x[:, :3]), "embed both with one network"),
-        (lambda x: query_expansion(x, alpha=-1), "alpha"),
         (lambda x: query_expansion(x * math.nan), "NaN"),
     ],
 )

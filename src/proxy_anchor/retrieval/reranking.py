@@ -12,7 +12,7 @@ import torch
 from scipy.sparse import csc_matrix, csr_matrix
 from torch import Tensor
 
-from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
+from proxy_anchor.errors import check_choice
 from proxy_anchor.retrieval.metrics import metrics_of_ranking, num_positives
 from proxy_anchor.retrieval.rows import as_rows, check_k, check_same_dim, normalise
 from proxy_anchor.retrieval.search import full_precision, nearest, order_ties, resolve_engine, row_chunks, search
@@ -71,12 +71,10 @@ def query_expansion(
 
     embeddings: (Q, D) float. gallery: (N, D); None: the other rows of `embeddings`. num_neighbours: capped at the size
     of the gallery. Neighbours of negative similarity have weight 0. alpha = 0 is the plain average of Chum et al. 2007.
-    Returns (Q, D) float32 unit vectors. Raises UsageError for a value out of range, NaN, shapes that disagree.
+    Returns (Q, D) float32 unit vectors. Raises UsageError for NaN and shapes that disagree.
     Radenovic et al. 2018, "Fine-tuning CNN Image Retrieval with No Human Annotation", section 3.4 (alpha 3). They
     average 50 neighbours in a gallery of a million images; 5 here, because classes are small.
     """
-    check_int("num_neighbours", num_neighbours, 1)
-    check_number("alpha", alpha, 0)
     rows = as_rows(embeddings, "queries")
     found = rows if gallery is None else as_rows(gallery, "gallery").to(rows.device)
     available = len(found) - (gallery is None)
@@ -104,12 +102,9 @@ def k_reciprocal(
     Ties: equal distances rank by index, lower first, within the K listed.
     Memory beyond the input: normalised copies, about 60 * k2 entries of 12 bytes per image, and chunks of
     search.CHUNK_ELEMENTS. Time: two products of all images with all, and about (60 * k2)^2 operations per query.
-    Raises UsageError for K out of range, a value out of range, NaN, shapes that disagree.
+    Raises UsageError for K out of range, NaN, shapes that disagree.
     Zhong et al. 2017, "Re-ranking Person Re-identification with k-reciprocal Encoding", equations 1-12 (20, 6, 0.3).
     """
-    check_int("k1", k1, 1)
-    check_int("k2", k2, 1)
-    check_number("weight", weight, 0, maximum=1)
     queries = as_rows(embeddings, "queries")
     rows = normalise(queries, "query").float()
     if gallery is not None:
@@ -119,8 +114,6 @@ def k_reciprocal(
     offset = 0 if gallery is None else len(queries)
     num_found = len(rows) - offset
     check_k(k, num_found, exclude_self=gallery is None)
-    if len(rows) < 2:
-        raise UsageError("k_reciprocal needs at least two images.")
     with full_precision(rows.device):
         ranking = _neighbours(rows, min(k1 + 1, len(rows)))
         largest = _largest_distance(rows)
