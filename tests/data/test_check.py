@@ -17,14 +17,14 @@ from proxy_anchor.data.folder import load_folder
 from proxy_anchor.errors import UsageError
 
 
-def checked(root, **named):
-    return check_images(load_folder(root, verify_files=False), progress=False, **named)
+def checked(root):
+    return check_images(load_folder(root, verify_files=False))
 
 
-def found(root, **named) -> dict[str, list[str]]:
+def found(root) -> dict[str, list[str]]:
     """{kind: file names} in the order of the findings."""
     result: dict[str, list[str]] = {}
-    for finding in checked(root, **named):
+    for finding in checked(root):
         result.setdefault(finding.kind, []).append(finding.path.name)
     return result
 
@@ -56,7 +56,7 @@ def test_missing_files_and_what_is_no_file(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.png \(missing\)"):
         load_folder(None, csv_file=tmp_path / "list.csv")
     splits = load_folder(None, csv_file=tmp_path / "list.csv", verify_files=False)
-    findings = check_images(splits, progress=False)
+    findings = check_images(splits)
     assert [(each.kind, each.path.name, each.detail) for each in findings] == [
         ("missing", "gone.png", ""),
         ("missing", "folder.png", "not a file"),
@@ -104,19 +104,11 @@ def test_parts_of_one_photograph_in_two_splits_are_said(tmp_path):
     boxes = ["p.png,a,0,0,90,90,train", "p.png,b,100,0,90,90,train", "p.png,c,50,5,90,90,test", "q.png,d,,,,,test"]
     boxes += ["r.png,c,0,0,90,90,test", "r.png,d,100,0,90,90,test", "s.png,a,,,,,train", "q.png,b,0,0,50,50,train"]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,x,y,w,h,split", *boxes]))
-    findings = check_images(load_folder(None, csv_file=tmp_path / "list.csv"), progress=False)
+    findings = check_images(load_folder(None, csv_file=tmp_path / "list.csv"))
     assert [(each.kind, each.path.name, each.table, each.detail) for each in findings] == [
         ("split", "p.png#xywh=50,5,90,90", "query", f"as {tmp_path}/p.png#xywh=0,0,90,90 (train, class a)"),
         ("split", "q.png", "query", f"as {tmp_path}/q.png#xywh=0,0,50,50 (train, class b)"),
     ]
-
-
-def test_threads_find_what_one_finds(plain):
-    (plain / "train" / "a" / "0.jpg").write_bytes(b"x")
-    shutil.copy(plain / "train" / "a" / "1.jpg", plain / "train" / "b" / "9.jpg")
-    assert checked(plain, num_workers=1) == checked(plain, num_workers=8) == checked(plain)
-    with pytest.raises(UsageError, match="num_workers=0"):
-        checked(plain, num_workers=0)
 
 
 def test_the_command_lists_all_and_exits_with_1(tmp_path):

@@ -328,7 +328,7 @@ def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
         assert np.array_equal(decoded.array(row), part)
         assert np.array_equal(np.asarray(open_input(str(table.paths[row]))), part)
     assert list_images(tmp_path / "list.csv") == ([*table.paths], ["a", "a", "b", "c", "d"])
-    odd = check_images(splits, progress=False)  # two objects of one file are no duplicates
+    odd = check_images(splits)  # two objects of one file are no duplicates
     assert [(each.kind, each.detail) for each in odd] == [
         ("small", "20 x 30 pixels"),
         ("small", "30 x 40 pixels"),
@@ -344,7 +344,7 @@ def test_a_box_outside_its_image_is_named(tmp_path):
     lines = ["path,label,x,y,w,h", "a.png,a,41,0,20,40", "b.png,b,0,0,60,40", "c.png,c,,,,", "d.png,d,0,1,60,40"]
     (tmp_path / "list.csv").write_text("\n".join(lines))
     splits = load_folder(None, csv_file=tmp_path / "list.csv", test_fraction=1)
-    bad = [each for each in check_images(splits, progress=False) if each.kind == "corrupt"]
+    bad = [each for each in check_images(splits) if each.kind == "corrupt"]
     assert [(each.path.name, each.detail) for each in bad] == [
         ("a.png#xywh=41,0,20,40", "box 41,0,20,40 is not inside its 60 x 40 pixels"),
         ("d.png#xywh=0,1,60,40", "box 0,1,60,40 is not inside its 60 x 40 pixels"),
