@@ -80,7 +80,6 @@ def test_describe(folder):
     ("arguments", "named"),
     [
         ({"batch_size": 0}, r"data\.batch_size=0"),
-        ({"eval_batch_size": 0}, r"data\.eval_batch_size=0"),
         ({"num_workers": -1}, r"data\.num_workers=-1"),
     ],
 )

@@ -143,10 +143,3 @@ def test_bad_arguments_are_named_before_anything_is_written(tmp_path, arguments,
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "data").exists()
-
-
-def test_missing_font_is_named_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(glyphs, "FACES", ("NoSuchFace.ttf",))
-    with pytest.raises(UsageError, match=r"NoSuchFace\.ttf cannot be read.*reinstall matplotlib"):
-        load_glyphs(tmp_path / "data", **SMALL)
-    assert not (tmp_path / "data").exists()

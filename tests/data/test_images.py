@@ -132,7 +132,7 @@ def test_damaged_exif_data_leave_an_image_as_it_is_stored(tmp_path):
 NOISE = noise(64, 64)
 NOT_FINITE = Image.fromarray(np.full((3, 3), np.nan, np.float32))
 BAD = {  # content, and what its error must say; further kinds: test_bad_images.py
-    "empty": (b"", "empty file"),
+    "empty": (b"", "no image of a known format"),
     "text": (b"<html>404 not found</html>\n" * 9, "no image of a known format"),
     "truncated jpeg": (encoded(NOISE, "JPEG")[:-900], "truncated"),
     "truncated gif": (encoded(NOISE, "GIF")[:-900], "truncated"),
@@ -270,7 +270,7 @@ def test_every_kind_of_input_is_the_same_picture(write_images: Callable) -> None
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (b"", "empty"),
+        (b"", "no image of a known format"),
         (b"GIF89a but no image", "no image of a known format"),
         (np.zeros((4, 4, 3), dtype=np.float32), "expected uint8"),
         (np.zeros((4, 4, 4), dtype=np.uint8), "expected uint8"),

@@ -119,11 +119,11 @@ def test_pk_takes_the_groups_of_a_class_in_random_order():
 @pytest.mark.parametrize(
     ("batch_size", "k", "message"),
     [
-        (14, 4, r"^data\.batch_size=14 is not a multiple of data\.images_per_class=4: set data\.batch_size=16, or "),
+        (14, 4, r"^data\.batch_size=14 is not a multiple of data\.images_per_class=4 .*: set data\.batch_size=16, or "),
         (36, 4, r"takes 9 classes and there are 8: set data\.batch_size=32 or less\.$"),
         (16, 1, r"^data\.images_per_class=1: expected a whole number of at least 2"),
         (64, 4, r"^data\.batch_size=64 is larger than the 44 training images"),
-        (4, 4, r"is one class per batch, which has no negatives: set data\.batch_size=8 or more\.$"),
+        (4, 4, r"set data\.batch_size=8, or "),
         (5, 4, r"set data\.batch_size=8, or "),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxy_anchor.data.table import ImageTable, Splits, make_tables, missing_or_empty, natural_key, require_files
+from proxy_anchor.data.table import Splits, make_tables, missing_or_empty, natural_key, require_files
 from proxy_anchor.errors import UsageError
 
 
@@ -41,12 +41,6 @@ def test_query_and_gallery_share_one_map():
     assert query.classes == gallery.classes == ("a", "b", "c", "d")
     assert query.labels.tolist() == [1, 3]
     assert gallery.labels.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("labels", [[-1], [2], [0, 1]])
-def test_a_table_refuses_labels_out_of_range_or_of_another_length(labels):
-    with pytest.raises(ValueError, match=r"labels"):
-        ImageTable((Path("a.jpg"),), np.array(labels), ("x", "y"))
 
 
 def test_splits_refuse_query_and_gallery_of_two_maps():

@@ -18,7 +18,7 @@ from proxy_anchor.data.files import (
     is_hidden,
 )
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
-from proxy_anchor.errors import UsageError, check_int, check_number, counted, did_you_mean, reason_of
+from proxy_anchor.errors import UsageError, check_int, check_number, counted, reason_of
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
@@ -196,24 +196,12 @@ def _read_list(file: Path) -> pd.DataFrame:
     cells = cells.apply(lambda column: column.str.strip())
     cells.index += 1
     cells.columns = [name.lower() for name in cells.iloc[0]]
-    _check_columns(list(cells.columns), file)
+    if not {"path", "label"} <= {*cells.columns} <= {*_COLUMNS} or not cells.columns.is_unique:
+        raise UsageError(
+            f"{file}: the first line is {','.join(cells.columns)}; expected {_HEADER}, separated by commas, each once."
+        )
     rows = cells.iloc[1:]
     return rows[(rows != "").any(axis=1)]
-
-
-def _check_columns(columns: list[str], file: Path) -> None:
-    if len(columns) == 1 and (separator := next((mark for mark in ";\t" if mark in columns[0]), "")):
-        raise UsageError(f"{file} separates its columns by {separator!r}: save it with commas.")
-    for name in columns:
-        if name not in _COLUMNS:
-            raise UsageError(
-                f"{file}: unknown column {name!r}; known: {', '.join(_COLUMNS)}.{did_you_mean(name, _COLUMNS)}"
-            )
-        if columns.count(name) > 1:
-            raise UsageError(f"{file}: column {name!r} appears twice; remove one.")
-    for name in ("path", "label"):
-        if name not in columns:
-            raise UsageError(f"{file}: column {name!r} is missing; the first line must read {_HEADER}.")
 
 
 def _group_of(split: str, role: str, where: str) -> str:
@@ -223,11 +211,7 @@ def _group_of(split: str, role: str, where: str) -> str:
         raise UsageError(f"{where}: role {role!r} is not known; use query or gallery.")
     if split in _TRAIN_NAMES:
         return "train"
-    if not split:
-        if role:
-            raise UsageError(f"{where}: role {role!r} needs split=test on the same line.")
-        return ""
-    return role or "query"
+    return role or ("query" if split else "")
 
 
 def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name: str) -> Splits:

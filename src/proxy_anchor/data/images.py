@@ -121,13 +121,9 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] | None = None
     except FileNotFoundError as error:
         raise UnreadableImage(f"image {source} is missing: restore it or remove it from the list.") from error
     except UNREADABLE as error:
-        if isinstance(source, Path):
-            name, repair = f"image {source}", ": replace or remove it."
-            is_empty = source.is_file() and source.stat().st_size == 0
-        else:
-            name, repair, is_empty = "the image", ".", not source.getbuffer()
-        is_unknown = isinstance(error, Image.UnidentifiedImageError)
-        reason = "empty file" if is_empty else "no image of a known format" if is_unknown else reason_of(error)
+        is_file, is_unknown = isinstance(source, Path), isinstance(error, Image.UnidentifiedImageError)
+        name, repair = (f"image {source}", ": replace or remove it.") if is_file else ("the image", ".")
+        reason = "no image of a known format" if is_unknown else reason_of(error)
         raise UnreadableImage(f"{name} cannot be read ({reason}){repair}") from error
 
 
@@ -183,7 +179,7 @@ class ImageDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
         epoch, row = divmod(index, len(self.table))
-        image = read_rgb(self.table.paths[row]) if self.decoded is None else self.decoded.image(row)
+        image = read_rgb(self.table.paths[row]) if self.decoded is None else Image.fromarray(self.decoded.array(row))
         return self.crops(image, epoch, row), self.labels[row], row
 
 
@@ -283,7 +279,3 @@ class DecodedImages:
         """View of image `row` as (height, width, 3); for values on the CPU."""
         (height, width), start = self.sizes[row].tolist(), int(self.offsets[row])
         return self.values[start : start + 3 * height * width].numpy().reshape(height, width, 3)
-
-    def image(self, row: int) -> Image.Image:
-        """Image `row` as a Pillow image."""
-        return Image.fromarray(self.array(row))

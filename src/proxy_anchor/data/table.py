@@ -46,12 +46,6 @@ class ImageTable:
     labels: np.ndarray
     classes: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.paths) != len(self.labels):
-            raise ValueError(f"{len(self.paths)} paths but {len(self.labels)} labels")
-        if len(self.labels) and not (self.labels.min() >= 0 and self.labels.max() < len(self.classes)):
-            raise ValueError(f"labels must lie in [0, {len(self.classes)})")
-
     def __len__(self) -> int:
         return len(self.paths)
 
@@ -187,40 +181,23 @@ def require_files(paths: Sequence[Path], what: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ExpectedCounts:
-    """Number of images and classes in a benchmark's class-disjoint protocol."""
-
-    train_classes: int
-    train: int
-    test_classes: int
-    query: int
-    gallery: int | None = None
+Counts = Mapping[str, tuple[int, int]]  # {table: (images, classes)} of a benchmark's protocol
 
 
-def require_benchmark(
-    splits: Splits, expected: ExpectedCounts, *, allow_partial: bool, verify_files: bool, hint: str = ""
-) -> Splits:
+def require_benchmark(splits: Splits, expected: Counts, *, allow_partial: bool, verify_files: bool) -> Splits:
     """Raise UsageError unless all images exist and the counts are the expected ones.
 
     allow_partial: remove missing images, accept other counts and say so in the notice of the returned splits, if both
     sides hold images. verify_files: False does not look for the files.
-    hint: the likely reason for other counts, for the message.
     """
     bad = missing_or_empty(path for table in splits.tables.values() for path in table.paths) if verify_files else {}
-    if bad:
-        hint = f"{len(bad)} listed images are missing or empty: it looks like a partial download ({shorten(bad)})"
-        splits = _without(splits, bad)
-    found = ExpectedCounts(
-        splits.train.num_classes,
-        len(splits.train),
-        splits.query.num_classes,
-        len(splits.query),
-        None if splits.gallery is None else len(splits.gallery),
-    )
+    splits = _without(splits, bad) if bad else splits
+    found = {name: (len(table), table.num_classes) for name, table in splits.tables.items()}
     if found == expected:
         return splits
-    difference = f"expected {_describe(expected)}; found {_describe(found)}" + (f" ({hint})" if hint else "")
+    difference = f"expected {_describe(expected)}; found {_describe(found)}"
+    if bad:
+        difference += f" ({len(bad)} listed images are missing or empty: {shorten(bad)})"
     if not allow_partial or not len(splits.train) or not len(splits.query):
         raise UsageError(
             f"{splits.name} is not the whole benchmark: {difference}. Complete the download (src/check.py lists "
@@ -240,12 +217,8 @@ def _without(splits: Splits, paths: Container[Path]) -> Splits:
     return replace(splits, train=train_table, query=query_table, gallery=gallery_table[0] if gallery_table else None)
 
 
-def _describe(counts: ExpectedCounts) -> str:
-    gallery = "" if counts.gallery is None else f" query + {counts.gallery:,} gallery"
-    return (
-        f"{counts.train:,} training images of {counts.train_classes:,} classes and "
-        f"{counts.query:,}{gallery} test images of {counts.test_classes:,} classes"
-    )
+def _describe(counts: Counts) -> str:
+    return ", ".join(f"{images:,} {name} images of {classes:,} classes" for name, (images, classes) in counts.items())
 
 
 def data_fingerprint(splits: Splits) -> dict[str, str]:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from proxy_anchor.data.benchmarks.lists import find_below
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
+from proxy_anchor.data.table import Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
-EXPECTED = ExpectedCounts(train_classes=98, train=8054, test_classes=98, query=8131)
+EXPECTED = {"train": (8054, 98), "query": (8131, 98)}
 _LAST_TRAIN_CLASS = 98
 _CLASSES = 196
 _PARTS = {
@@ -35,17 +35,13 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
     Raises UsageError when annotations are missing or have no classes, files are missing, or counts differ.
     """
     root = Path(root)
-    rows, note = _joint(root) or _two_folders(root)
+    rows = _joint(root) or _two_folders(root)
     names = _class_names(root)
     train = [(path, names.get(label, str(label))) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, names.get(label, str(label))) for path, label in rows if label > _LAST_TRAIN_CLASS]
     [train_table], [test_table] = make_tables(train), make_tables(test)
     return require_benchmark(
-        Splits("cars", train_table, test_table),
-        EXPECTED,
-        allow_partial=allow_partial,
-        verify_files=verify_files,
-        hint=note,
+        Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
     )
 
 
@@ -85,27 +81,23 @@ def _class_names(root: Path) -> dict[int, str]:
     return {}
 
 
-def _joint(root: Path) -> tuple[list[tuple[Path, int]], str] | None:
+def _joint(root: Path) -> list[tuple[Path, int]]:
     folder, file = find_below(root, "car_ims"), find_below(root, "cars_annos.mat")
     if folder is None or file is None:
-        return None
-    return [(folder / Path(name).name, label) for name, label in _read_annotations(file)], ""
+        return []
+    return [(folder / Path(name).name, label) for name, label in _read_annotations(file)]
 
 
-def _two_folders(root: Path) -> tuple[list[tuple[Path, int]], str]:
+def _two_folders(root: Path) -> list[tuple[Path, int]]:
     rows: list[tuple[Path, int]] = []
-    notes = []
     for part, candidates in _PARTS.items():
         folder = find_below(root, part)
         files = [file for file in (find_below(root, name) for name in candidates) if file is not None]
-        if folder is None or not files:
-            missing = part + "/" if folder is None else candidates[0]
-            notes.append(f"{missing} was not found")
-            continue
-        rows += [(folder / Path(name).name, label) for name, label in _read_annotations(files[0])]
+        if folder is not None and files:
+            rows += [(folder / Path(name).name, label) for name, label in _read_annotations(files[0])]
     if not rows:
         raise UsageError(
             f"dataset.root={root} does not hold Cars-196: expected car_ims/ with cars_annos.mat, or cars_train/ and "
             "cars_test/ with devkit/cars_train_annos.mat and cars_test_annos_withlabels.mat."
         )
-    return rows, "; ".join(notes)
+    return rows
