@@ -273,8 +273,8 @@ ROLES = "path,label,split,role\nred0.jpg,red,train,\n"
         (PLAIN.replace("blue0.jpg,blue", "blue0.jpg,"), "line 4: path or label is empty"),
         (PLAIN.replace("blue1.jpg", "blue0.jpg"), "lists 1 images more than once"),
         (PLAIN.replace("blue1.jpg", "."), "(not a file)"),
-        (ROLES + "blue0.jpg,blue,tset,", "line 3: split 'tset' is not known; use train or test"),
-        (ROLES + "blue0.jpg,blue,test,probe", "line 3: role 'probe' is not known; use query or gallery"),
+        (ROLES + "blue0.jpg,blue,tset,", "line 3: split 'tset' and role '' are not known together; use train"),
+        (ROLES + "blue0.jpg,blue,test,probe", "line 3: split 'test' and role 'probe' are not known together"),
         (ROLES + "blue0.jpg,blue,train,", "has no test images"),
         (ROLES + "blue0.jpg,blue,test,gallery", "has gallery images but none with role query"),
     ],
@@ -282,7 +282,7 @@ ROLES = "path,label,split,role\nred0.jpg,red,train,\n"
 def test_a_bad_list_is_explained(images, content, expected):
     assert expected in refused(None, csv_file=make_list(images, content))
     assert "cannot be read" in refused(None, csv_file=images)
-    assert "no.csv: no such file." in refused(None, csv_file=images / "no.csv")
+    assert "No such file" in refused(None, csv_file=images / "no.csv")
 
 
 def test_a_folder_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):

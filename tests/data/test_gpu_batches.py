@@ -207,7 +207,6 @@ def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, ca
         ({"cache_side": 1.5}, r"^data\.cache_side=1\.5"),
         ({"crop_on": "gpu", "cache": "auto"}, r"^data\.crop_on=gpu needs an NVIDIA GPU"),
         ({"crop_on": "auto", "cache": "gpu"}, r"^data\.cache=gpu needs an NVIDIA GPU"),
-        ({"cache": "disk"}, r"^data\.cache=disk needs a folder"),
     ],
 )
 def test_contradictions_are_one_line(table: ImageTable, arguments: dict, message: str) -> None:

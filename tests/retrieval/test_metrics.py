@@ -285,7 +285,7 @@ class TestArguments:
         assert got == {3: 1.0}
         assert type(next(iter(got))) is int
 
-    @pytest.mark.parametrize("k", [0, (), (1, 0), True, 1.5, "12", None])
+    @pytest.mark.parametrize("k", [0, (), (1, 0), 1.5, "12", None])
     def test_k_that_makes_no_sense(self, k: object) -> None:
         with pytest.raises(UsageError, match="k="):
             recall_at_k(rows(20), torch.arange(20), k)  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ def test_refusals() -> None:
     bad[[3, 4], 0] = float("nan")
     with pytest.raises(UsageError, match="2 of 20 input embeddings hold NaN"):
         nmi(bad, labels)
-    with pytest.raises(UsageError, match="20 embeddings but 19 labels"):
+    with pytest.raises(UsageError, match="20 input embeddings but 19 labels"):
         nmi(x, labels[:19])
     with pytest.raises(UsageError, match="labels: expected a one-dimensional"):
         nmi(x, labels.float())

@@ -57,7 +57,7 @@ def test_large_sets_are_sampled(monkeypatch) -> None:
         ([0, 1, 2], 0.1, "one of them with two images"),
         ([0, 0, 1], 0.0, "false_accept_rate"),
         ([0, 0, 1], 1.5, "false_accept_rate"),
-        ([0, 1], 0.1, "3 embeddings and 2 labels"),
+        ([0, 1], 0.1, "3 labelled embeddings but 2 labels"),
     ],
 )
 def test_what_cannot_be_calibrated(labels: list[int], rate: float, reason: str) -> None:

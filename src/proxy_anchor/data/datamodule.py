@@ -89,7 +89,7 @@ class ImageDataModule(pl.LightningDataModule):
         crop_on: str = "cpu",
         cache: str = "none",
         cache_side: int | None = None,
-        cache_dir: str | Path | None = None,
+        cache_dir: str | Path = "~/.cache/proxy_anchor",
         on_bad_image: str = "raise",
     ) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class ImageDataModule(pl.LightningDataModule):
                     self.eval_images.append(ImageDataset(table, self.eval_crop))
                     self.eval_roles.append((name, is_gallery))
         self._crop_on, self._cache, self._form = crop_on, cache, Shrunk(cache_side)
-        self._cache_dir = None if cache_dir is None else Path(cache_dir)
+        self._cache_dir = Path(cache_dir).expanduser()
         self._device = torch.device("cpu")
         self._eval_decoded: list[DecodedImages] = []
         self.loading: dict[str, Any] | None = None
@@ -218,10 +218,9 @@ class ImageDataModule(pl.LightningDataModule):
         choice = ("gpu", fitting[0]) if fitting else ("cpu", "none")
         choice = self.trainer.strategy.broadcast(choice)  # type: ignore[union-attr]  # memory differs between ranks
         if choice[0] == "cpu" and crop_on == "gpu":
-            free = "; ".join(f"{place} {amount / 1e9:.0f} GB free" for place, amount in room.items())
             raise UsageError(
-                f"data.crop_on=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free "
-                f"({free}): set data.cache_side to shrink them, data.cache=disk, or data.crop_on=cpu."
+                f"data.crop_on=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free on "
+                "the GPU or in memory: set data.cache_side to shrink them, data.cache=disk, or data.crop_on=cpu."
             )
         return choice
 
@@ -241,8 +240,6 @@ class ImageDataModule(pl.LightningDataModule):
             if not SHARED_MEMORY.is_dir():
                 raise UsageError(f"data.cache=ram needs {SHARED_MEMORY} (Linux): set data.cache=disk.")
             folder = SHARED_MEMORY / f"proxy_anchor-{os.getuid()}"
-        elif self._cache_dir is None:
-            raise UsageError("data.cache=disk needs a folder: set data.cache_dir=DIR.")
         else:
             folder = self._cache_dir
         return decode_to_file(table, form, folder, self.num_workers, name=self.splits.name)

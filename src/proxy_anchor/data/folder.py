@@ -22,7 +22,7 @@ from proxy_anchor.errors import UsageError, check_int, check_number, counted, re
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
-_ROLES = ("query", "gallery")
+_GROUPS = {"": ""} | dict.fromkeys(_TRAIN_NAMES, "train") | dict.fromkeys(_TEST_NAMES, "query")
 _BOX = ("x", "y", "w", "h")
 _COLUMNS = ("path", "label", "split", "role", *_BOX)
 _HEADER = "path,label[,split][,role][,x,y,w,h]"
@@ -134,7 +134,13 @@ def _csv_rows(file: Path, base: Path) -> list[tuple[str, Row]]:
         where = f"{file}, line {line}"
         if not values["path"] or not values["label"]:
             raise UsageError(f"{where}: path or label is empty; fill it in or remove the line.")
-        group = _group_of(values.get("split", "").lower(), values.get("role", "").lower(), where)
+        split, role = values.get("split", "").lower(), values.get("role", "").lower()
+        if split not in _GROUPS or role not in ("", "query", "gallery"):
+            raise UsageError(
+                f"{where}: split {split!r} and role {role!r} are not known together; use train or test, and for test "
+                "query or gallery."
+            )
+        group = "train" if split in _TRAIN_NAMES else role or _GROUPS[split]
         found.append((group, (base / f"{values['path']}{_box(values, where)}", values["label"])))
     if not found:
         raise UsageError(f"{file} lists no images.")
@@ -184,8 +190,6 @@ def _read_list(file: Path) -> pd.DataFrame:
     try:
         # Blank lines are kept until each row has its line number. utf-8-sig: spreadsheets write a byte-order mark.
         cells = pd.read_csv(file, header=None, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(f"dataset.csv={file}: no such file.") from None
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise UsageError(
             f"{file} is not a well-formed CSV file ({reason_of(error)}): look for a quote that is not "
@@ -202,16 +206,6 @@ def _read_list(file: Path) -> pd.DataFrame:
         )
     rows = cells.iloc[1:]
     return rows[(rows != "").any(axis=1)]
-
-
-def _group_of(split: str, role: str, where: str) -> str:
-    if split and split not in _TRAIN_NAMES + _TEST_NAMES:
-        raise UsageError(f"{where}: split {split!r} is not known; use train or test.")
-    if role and role not in _ROLES:
-        raise UsageError(f"{where}: role {role!r} is not known; use query or gallery.")
-    if split in _TRAIN_NAMES:
-        return "train"
-    return role or ("query" if split else "")
 
 
 def _split_classes(rows: list[Row], test_fraction: float, split_seed: int, name: str) -> Splits:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -191,7 +191,10 @@ def require_benchmark(splits: Splits, expected: Counts, *, allow_partial: bool, 
     sides hold images. verify_files: False does not look for the files.
     """
     bad = missing_or_empty(path for table in splits.tables.values() for path in table.paths) if verify_files else {}
-    splits = _without(splits, bad) if bad else splits
+    if bad:
+        train, *searched = [[row for row in table.rows if row[0] not in bad] for table in splits.tables.values()]
+        [kept], [query, *gallery] = make_tables(train), make_tables(*searched)
+        splits = replace(splits, train=kept, query=query, gallery=gallery[0] if gallery else None)
     found = {name: (len(table), table.num_classes) for name, table in splits.tables.items()}
     if found == expected:
         return splits
@@ -205,16 +208,6 @@ def require_benchmark(splits: Splits, expected: Counts, *, allow_partial: bool, 
         )
     notice = f"partial {splits.name}, not comparable with the paper: {difference}."
     return replace(splits, notice=notice + (f" {splits.notice}" if splits.notice else ""))
-
-
-def _without(splits: Splits, paths: Container[Path]) -> Splits:
-    train, query, *gallery = (
-        [row for row in table.rows if row[0] not in paths]
-        for table in (splits.train, splits.query, splits.gallery)
-        if table is not None
-    )
-    [train_table], [query_table, *gallery_table] = make_tables(train), make_tables(query, *gallery)
-    return replace(splits, train=train_table, query=query_table, gallery=gallery_table[0] if gallery_table else None)
 
 
 def _describe(counts: Counts) -> str:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.clustering import normalized_mutual_info_score
 
-from proxy_anchor.errors import UsageError
-from proxy_anchor.retrieval.metrics import Array, as_labels
+from proxy_anchor.retrieval.ranking import Array, paired
 from proxy_anchor.retrieval.rows import as_rows, normalise
 from proxy_anchor.retrieval.search import full_precision, row_chunks
 
@@ -29,11 +28,9 @@ def nmi(embeddings: Array, labels: Array, *, seed: int = 0, num_iterations: int 
     Raises UsageError for NaN or infinite embeddings (counted) and shapes that disagree.
     Manning et al. 2008, section 16.3, with the arithmetic mean of the entropies as denominator, as in Song et al. 2016.
     """
-    rows, classes = as_rows(embeddings, "embeddings"), as_labels(labels, "labels").cpu()
-    if len(rows) != len(classes):
-        raise UsageError(f"{len(rows)} embeddings but {len(classes)} labels: each row needs one.")
-    clusters = kmeans(rows, len(classes.unique()), seed=seed, num_iterations=num_iterations).cpu()
-    return normalized_mutual_info_score(clusters, classes, "arithmetic").clamp(0, 1).item()
+    rows, classes = paired(embeddings, labels, "input")
+    clusters = kmeans(rows, len(classes.unique()), seed=seed, num_iterations=num_iterations)
+    return normalized_mutual_info_score(clusters.cpu(), classes.cpu(), "arithmetic").clamp(0, 1).item()
 
 
 def kmeans(embeddings: Array, num_clusters: int, *, seed: int = 0, num_iterations: int = 20) -> Tensor:

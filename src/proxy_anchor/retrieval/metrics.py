@@ -173,10 +173,7 @@ def num_queries_without_positive(labels: Array, gallery_labels: Array | None = N
 def as_ks(k: int | Iterable[int]) -> tuple[int, ...]:
     """Convert to distinct Ks, each at least 1, or raise UsageError."""
     try:
-        ks = [k] if not isinstance(k, Iterable) else list(k)
-        if any(isinstance(each, bool) for each in ks):
-            raise TypeError
-        ks = [operator.index(each) for each in ks]
+        ks = [operator.index(each) for each in (k if isinstance(k, Iterable) else [k])]
     except TypeError:
         raise UsageError(f"k={k!r}: expected a whole number or several.") from None
     if not ks or min(ks) < 1:

@@ -91,9 +91,12 @@ class RecallAtK(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Recall of all rows since the last reset.
 
-        Rank 0 searches and broadcasts the result, or its UsageError, which is then raised on every rank.
+        Every rank searches the same rows, exactly: the value, or the error, is the same on all.
         """
-        recall = self._search_once() if self._is_synced and _several_ranks() else self._search()
+        try:
+            recall = self._search()
+        except UsageError as error:
+            raise AgreedError(str(error)) from error
         return {key: torch.tensor(value, dtype=torch.float64, device=self.device) for key, value in recall.items()}
 
     def gathered_embeddings(self) -> list[Tensor]:
@@ -108,18 +111,6 @@ class RecallAtK(Metric):
             if in_gallery.any():
                 parts.append(embeddings[_distinct(indices, in_gallery)].cpu())
         return parts
-
-    def _search_once(self) -> dict[str, float]:
-        outcome: list[Any] = [None]
-        if torch.distributed.get_rank(self.process_group) == 0:
-            try:
-                outcome = [self._search()]
-            except UsageError as error:  # the other ranks wait for the broadcast
-                outcome = [str(error)]
-        torch.distributed.broadcast_object_list(outcome, group=self.process_group, group_src=0)
-        if isinstance(outcome[0], str):
-            raise AgreedError(outcome[0])
-        return outcome[0]
 
     def _search(self) -> dict[str, float]:
         if not any(map(len, self.embeddings)):

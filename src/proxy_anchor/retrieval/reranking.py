@@ -75,18 +75,14 @@ def query_expansion(
     Radenovic et al. 2018, "Fine-tuning CNN Image Retrieval with No Human Annotation", section 3.4 (alpha 3). They
     average 50 neighbours in a gallery of a million images; 5 here, because classes are small.
     """
-    rows = as_rows(embeddings, "queries")
-    found = rows if gallery is None else as_rows(gallery, "gallery").to(rows.device)
-    available = len(found) - (gallery is None)
-    similarities, indices = search(
-        rows, found, min(num_neighbours, max(available, 1)), engine=engine, exclude_self=gallery is None
-    )
-    unit = normalise(rows, "query").float()
-    unit_gallery = unit if gallery is None else normalise(found, "gallery").float()
-    expanded = unit.clone()
+    rows = normalise(as_rows(embeddings, "queries"), "query").float()
+    found = rows if gallery is None else normalise(as_rows(gallery, "gallery").to(rows.device), "gallery").float()
+    k = min(num_neighbours, max(len(found) - (gallery is None), 1))
+    similarities, indices = search(rows, found, k, engine=engine, exclude_self=gallery is None)
+    expanded = rows.clone()
     weights = similarities.clamp_min(0) ** alpha * (similarities > 0)  # 0 ** 0 is 1
-    for chunk in row_chunks(len(unit), indices.shape[1] * unit.shape[1]):
-        expanded[chunk] += (weights[chunk, :, None] * unit_gallery[indices[chunk]]).sum(1)
+    for chunk in row_chunks(len(rows), k * rows.shape[1]):
+        expanded[chunk] += (weights[chunk, :, None] * found[indices[chunk]]).sum(1)
     return normalise(expanded, "expanded query").float()
 
 
@@ -116,7 +112,8 @@ def k_reciprocal(
     check_k(k, num_found, exclude_self=gallery is None)
     with full_precision(rows.device):
         ranking = _neighbours(rows, min(k1 + 1, len(rows)))
-        largest = _largest_distance(rows)
+        parts = [(2 - 2 * rows[chunk] @ rows.T).amax(1) for chunk in row_chunks(len(rows), len(rows))]
+        largest = torch.cat(parts).clamp_min(torch.finfo(rows.dtype).tiny)  # of each row to any row; positive
         encoding = _encode(rows, ranking, largest, k1)
         if k2 > 1:  # Eq. 11: the mean encoding of the first k2 neighbours, itself included
             near = ranking[:, :k2].cpu().numpy()
@@ -144,12 +141,6 @@ def _neighbours(rows: Tensor, listed: int) -> Tensor:
     own = torch.arange(len(rows), device=rows.device)[:, None]
     engine = resolve_engine("auto", listed - 1, exclude_self=True, device=rows.device)
     return torch.cat([own, nearest(rows, rows, listed - 1, engine, exclude_self=True)[1]], dim=1)
-
-
-def _largest_distance(rows: Tensor) -> Tensor:
-    """(N,) largest 2 - 2 cos from each row to any row; positive."""
-    parts = [(2 - 2 * rows[chunk] @ rows.T).amax(1) for chunk in row_chunks(len(rows), len(rows))]
-    return torch.cat(parts).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
 def _mutual(ranking: Tensor, k: int) -> list[set[int]]:
