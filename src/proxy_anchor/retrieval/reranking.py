@@ -111,7 +111,10 @@ def k_reciprocal(
     num_found = len(rows) - offset
     check_k(k, num_found, exclude_self=gallery is None)
     with full_precision(rows.device):
-        ranking = _neighbours(rows, min(k1 + 1, len(rows)))
+        listed = min(k1, len(rows) - 1)
+        engine = resolve_engine("auto", listed, exclude_self=True, device=rows.device)
+        others = nearest(rows, rows, listed, engine, exclude_self=True)[1]
+        ranking = torch.cat([torch.arange(len(rows), device=rows.device)[:, None], others], dim=1)  # itself first
         parts = [(2 - 2 * rows[chunk] @ rows.T).amax(1) for chunk in row_chunks(len(rows), len(rows))]
         largest = torch.cat(parts).clamp_min(torch.finfo(rows.dtype).tiny)  # of each row to any row; positive
         encoding = _encode(rows, ranking, largest, k1)
@@ -134,13 +137,6 @@ def k_reciprocal(
             nearness, indices[chunk] = order_ties(*(-total).topk(k))
             distances[chunk] = -nearness
     return distances, indices
-
-
-def _neighbours(rows: Tensor, listed: int) -> Tensor:
-    """(N, listed) indices: each row itself, then its nearest other rows."""
-    own = torch.arange(len(rows), device=rows.device)[:, None]
-    engine = resolve_engine("auto", listed - 1, exclude_self=True, device=rows.device)
-    return torch.cat([own, nearest(rows, rows, listed - 1, engine, exclude_self=True)[1]], dim=1)
 
 
 def _mutual(ranking: Tensor, k: int) -> list[set[int]]:

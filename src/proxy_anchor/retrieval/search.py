@@ -115,8 +115,7 @@ def resolve_engine(
             return "faiss_gpu" if listed <= FAISS_GPU_MAX_K else "torch"
         return "faiss_cpu" if not on_gpu and has_faiss() else "torch"
     if not has_faiss():
-        package = "faiss-cpu" if name == "faiss_cpu" else "faiss-gpu"
-        raise UsageError(f"engine={name}: faiss is not installed; pip install {package}, or use engine=torch.")
+        raise UsageError(f"engine={name}: pip install {name.replace('_', '-')} is needed, or use engine=torch.")
     if name == "faiss_gpu" and not faiss_gpu_works():
         raise UsageError(
             "engine=faiss_gpu: this faiss finds no working GPU (a CPU build, no CUDA device, or a test search that "

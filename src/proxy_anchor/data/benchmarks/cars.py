@@ -20,7 +20,6 @@ from proxy_anchor.errors import UsageError
 
 EXPECTED = {"train": (8054, 98), "query": (8131, 98)}
 _LAST_TRAIN_CLASS = 98
-_CLASSES = 196
 _PARTS = {
     "cars_train": ("cars_train_annos.mat",),
     "cars_test": ("cars_test_annos_withlabels.mat", "cars_test_annos.mat"),
@@ -45,14 +44,18 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
     )
 
 
-def _read_annotations(file: Path) -> list[tuple[str, int]]:
-    """(file name, class id from 1) of each row of an annotation file."""
+def _load(file: Path) -> dict[str, Any]:
     from scipy.io import loadmat
 
     try:
-        annotations = loadmat(file, squeeze_me=True)["annotations"]
+        return loadmat(file, squeeze_me=True)
     except Exception as error:  # scipy raises many types for damaged files
-        raise UsageError(f"{file} cannot be read as a Cars-196 annotation file ({error}): fetch it again.") from error
+        raise UsageError(f"{file} cannot be read as a file of Cars-196 ({error}): fetch it again.") from error
+
+
+def _read_annotations(file: Path) -> list[tuple[str, int]]:
+    """(file name, class id from 1) of each row of an annotation file."""
+    annotations = _load(file).get("annotations", np.empty(0))
     fields = annotations.dtype.names or ()
     if "class" not in fields:
         raise UsageError(
@@ -68,17 +71,9 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
 
 def _class_names(root: Path) -> dict[int, str]:
     """{1: "1 AM General Hummer SUV 2000", ...}, or {} without names."""
-    from scipy.io import loadmat
-
-    for name in ("cars_meta.mat", "cars_annos.mat"):
-        file = find_below(root, name)
-        try:
-            names: Any = [] if file is None else np.atleast_1d(loadmat(file, squeeze_me=True)["class_names"])
-        except Exception:  # no names, or a damaged file
-            continue
-        if len(names) == _CLASSES:
-            return {number: f"{number} {each}" for number, each in enumerate(names, start=1)}
-    return {}
+    file = find_below(root, "cars_meta.mat", "cars_annos.mat")
+    names = [] if file is None else _load(file).get("class_names", [])
+    return {number: f"{number} {each}" for number, each in enumerate(names, start=1)}
 
 
 def _joint(root: Path) -> list[tuple[Path, int]]:
