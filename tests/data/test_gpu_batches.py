@@ -145,7 +145,7 @@ def test_training_batches_are_the_workers(
 def test_evaluation_batches_are_exactly_the_workers(table: ImageTable) -> None:
     form = CentralCrop(24, 28)
     pixels = decode_to_device(table, form, kept_sizes(table, form, 0), CPU, 0, 0, 1)
-    loader = StoredBatches(pixels, torch.from_numpy(table.labels), 5, CPU)
+    loader = StoredBatches(pixels, torch.from_numpy(table.labels), 5, CPU, range(12))
     theirs = list(torch.utils.data.DataLoader(ImageDataset(table, form), batch_size=5))
     assert len(loader) == len(theirs) == 3
     for ours, expected in zip(loader, theirs, strict=True):

@@ -149,12 +149,9 @@ class ImageDataModule(pl.LightningDataModule):
         """One line on where images are decoded and cropped."""
         if self.loading is None or self.loading["cache"] == "none":
             return f"images: decoded in every epoch by {self.num_workers} worker processes"
-        places = {"gpu": "on the GPU", "ram": "in memory", "disk": f"in {self._cache_dir}"}
-        cropped = "on the GPU" if self.loading["crop_on"] == "gpu" else f"by {self.num_workers} worker processes"
         return (
-            f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB {places[self.loading['cache']]}, cropped "
-            f"{cropped} (data.crop_on={self.loading['crop_on']} data.cache={self.loading['cache']}; "
-            f"{self.loading['seconds']:.1f} s)"
+            f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB in {self.loading['seconds']:.1f} s "
+            f"(data.cache={self.loading['cache']} data.crop_on={self.loading['crop_on']})"
         )
 
     def setup(self, stage: str) -> None:
@@ -236,12 +233,7 @@ class ImageDataModule(pl.LightningDataModule):
         )
 
     def _in_file(self, table: ImageTable, form: Form, cache: str) -> tuple[DecodedImages, Path]:
-        if cache == "ram":
-            if not SHARED_MEMORY.is_dir():
-                raise UsageError(f"data.cache=ram needs {SHARED_MEMORY} (Linux): set data.cache=disk.")
-            folder = SHARED_MEMORY / f"proxy_anchor-{os.getuid()}"
-        else:
-            folder = self._cache_dir
+        folder = SHARED_MEMORY / f"proxy_anchor-{os.getuid()}" if cache == "ram" else self._cache_dir
         return decode_to_file(table, form, folder, self.num_workers, name=self.splits.name)
 
     def train_dataloader(self) -> Any:
