@@ -147,7 +147,7 @@ class TestRefusals:
             search(rows(5), rows(0), 1)
         with pytest.raises(UsageError, match=r"queries: .* shape \(16,\)"):
             search(rows(5)[0], rows(5), 1)
-        with pytest.raises(UsageError, match=r"queries: .* int64"):
+        with pytest.raises(UsageError, match=r"queries: .*int64"):
             search(rows(5).long(), rows(5), 1)
         with pytest.raises(UsageError, match=r"queries: .* list"):
             search([[1.0]], rows(5), 1)  # type: ignore[arg-type]
