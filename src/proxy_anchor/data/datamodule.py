@@ -24,7 +24,7 @@ from proxy_anchor.data.image_cache import (
     free_memory,
     kept_sizes,
 )
-from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, ImageDataset, default_num_workers, fit_workers
+from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, ImageDataset, fit_workers
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
@@ -101,7 +101,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.batch_size = batch_size
         self.images_per_class = images_per_class
         self.eval_batch_size = eval_batch_size or batch_size
-        self._num_workers, self.num_workers = num_workers, default_num_workers() if num_workers is None else num_workers
+        self._num_workers, self.num_workers = num_workers, fit_workers(num_workers, [])
         self.seed = seed
         # Made here so that a batch size that does not fit is refused early.
         self.order = self.make_order() if len(splits.train) else None

@@ -75,11 +75,9 @@ def find_images(folder: Path | str) -> list[Path]:
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder of images.")
     found, others = images_below(root, by_class=True)
-    left_out = f"no images, and left out: {counted_suffixes(others)}" if others else ""
+    left_out = f"{counted_suffixes(others)} left out" if others else "no other file"
     if not found:
-        raise UsageError(
-            f"{root} holds no image file{left_out and f' ({left_out})'}: there is nothing to search or embed in it."
-        )
-    if left_out:
+        raise UsageError(f"{root} holds no image file ({left_out}): there is nothing to search or embed in it.")
+    if others:
         print(f"{root}: {left_out}", flush=True)
     return [path for path in found if not path.is_fifo()]  # reading a pipe would wait; training refuses it

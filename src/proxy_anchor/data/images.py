@@ -127,18 +127,14 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] | None = None
         raise UnreadableImage(f"{name} cannot be read ({reason}){repair}") from error
 
 
-def default_num_workers() -> int:
-    """Default number of decoding processes: the available CPUs, at most 16."""
-    return min(16, available_cpus())
-
-
 def fit_workers(num_workers: int | None, loaders: Sequence[tuple[int, int]], key: str = "data.num_workers") -> int:
-    """Worker processes of each loader: as given, or by default as many as have shared memory and open files.
+    """Worker processes of each loader: as given, or as many as have shared memory and open files.
 
+    The default is the available CPUs, at most 16.
     loaders: (bytes of a batch, number of batches) of all loaders of this rank; a worker keeps two batches ready.
     Raises UsageError where a given number does not fit, and prints a line where the default is lowered.
     """
-    wanted = default_num_workers() if num_workers is None else num_workers
+    wanted = min(16, available_cpus()) if num_workers is None else num_workers
     if not SHARED_MEMORY.is_dir():
         return wanted
     import resource
