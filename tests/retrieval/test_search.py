@@ -151,7 +151,7 @@ class TestRefusals:
             search(rows(5).long(), rows(5), 1)
         with pytest.raises(UsageError, match=r"queries: .* list"):
             search([[1.0]], rows(5), 1)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match=r"gallery: .* float32 .torch.sparse_coo. of shape \(5, 16\)"):
+        with pytest.raises(UsageError, match=r"gallery: .*float32 .torch.sparse_coo. of shape \(5, 16\)"):
             search(rows(5), rows(5).to_sparse(), 1)
         with pytest.raises(UsageError, match=r"gallery: expected a float array, got <U1"):
             search(rows(5), np.full((5, 16), "a"), 1)
