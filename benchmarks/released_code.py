@@ -32,7 +32,7 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
-from proxy_anchor.data.images import default_num_workers
+from proxy_anchor.data.images import fit_workers
 from proxy_anchor.data.table import ImageTable
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.reports.tables import reached
@@ -93,7 +93,7 @@ def train_released(cfg: DictConfig, checkout: Path) -> dict[str, Any]:
             cfg.data.batch_size,
             shuffle=name == "train",
             drop_last=name == "train",
-            num_workers=default_num_workers() if cfg.data.num_workers is None else cfg.data.num_workers,
+            num_workers=fit_workers(cfg.data.num_workers, []),
             pin_memory=device.type == "cuda",
         )
 

@@ -22,7 +22,7 @@ from common import HERE, append_rows, make_photographs, where_it_ran
 from torch.nn import functional as F
 
 from proxy_anchor.data.files import find_images
-from proxy_anchor.data.images import default_num_workers
+from proxy_anchor.data.images import fit_workers
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.index import VectorIndex
@@ -56,7 +56,7 @@ def measure_embedding(embedder: Embedder, paths: list[Path]) -> dict[str, Any]:
         "network": embedder.net.config["backbone"],
         "precision": embedder.precision,
         "batch": batch_size,
-        "workers": default_num_workers() if embedder.num_workers is None else embedder.num_workers,
+        "workers": fit_workers(embedder.num_workers, []),
         "images": len(paths),
         "ceiling images/s": ceiling,
         "folder images/s": folder,

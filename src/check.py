@@ -43,7 +43,7 @@ def check(cfg: DictConfig) -> bool:
         embedder = Embedder(net, **cfg.embed)
     splits = instantiate(cfg.dataset.load, verify_files=False)
     print(splits.describe(), flush=True)
-    findings = check_images(splits, num_workers=cfg.num_workers)
+    findings = check_images(splits)
     print(format_findings(findings, sum(len(table) for table in splits.tables.values())), flush=True)
     if embedder is not None:
         findings += _check_near(splits, embedder, cfg.similarity, output.with_suffix(".html"))

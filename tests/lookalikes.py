@@ -71,7 +71,7 @@ def annotate(
         if classes:
             table["class"][0, row] = np.array([[classes[row]]], dtype=np.uint8)
     file.parent.mkdir(parents=True, exist_ok=True)
-    savemat(file, {"annotations": table, "class_names": np.array([["a"], ["b"]], dtype=object)})
+    savemat(file, {"annotations": table})
 
 
 def _labels(*counts: dict[int, int]) -> list[int]:

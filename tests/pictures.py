@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,12 @@ from PIL import Image
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def encoded(image: Image.Image, form: str) -> bytes:
+    stream = BytesIO()
+    image.save(stream, form)
+    return stream.getvalue()
 
 
 def write_noise_images(folder: Path, counts: dict[str, int], size: int = 32) -> list[tuple[Path, str]]:

@@ -14,18 +14,17 @@ from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import messages
 from proxy_anchor.data.bad_images import BAD, ODD, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
-from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 
 
-def checked(root, **named):
-    return check_images(load_folder(root, verify_files=False), progress=False, **named)
+def checked(root):
+    return check_images(load_folder(root, verify_files=False))
 
 
-def found(root, **named) -> dict[str, list[str]]:
+def found(root) -> dict[str, list[str]]:
     """{kind: file names} in the order of the findings."""
     result: dict[str, list[str]] = {}
-    for finding in checked(root, **named):
+    for finding in checked(root):
         result.setdefault(finding.kind, []).append(finding.path.name)
     return result
 
@@ -57,7 +56,7 @@ def test_missing_files_and_what_is_no_file(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.png \(missing\)"):
         load_folder(None, csv_file=tmp_path / "list.csv")
     splits = load_folder(None, csv_file=tmp_path / "list.csv", verify_files=False)
-    findings = check_images(splits, progress=False)
+    findings = check_images(splits)
     assert [(each.kind, each.path.name, each.detail) for each in findings] == [
         ("missing", "gone.png", ""),
         ("missing", "folder.png", "not a file"),
@@ -99,34 +98,17 @@ def test_same_bytes_by_what_they_contradict(plain):
     assert result["leaked.jpg"].detail == f"as {train / 'a' / '2.jpg'} (train, class a)"
 
 
-def test_query_in_the_gallery_is_a_duplicate(tmp_path):
-    for number in range(4):
-        noise(64, 48, number).save(tmp_path / f"{number}.png")
-    [train] = make_tables([(tmp_path / "0.png", "x"), (tmp_path / "1.png", "x")])
-    query, gallery = make_tables([(tmp_path / "2.png", "y")], [(tmp_path / "2.png", "y"), (tmp_path / "3.png", "y")])
-    [finding] = check_images(Splits("made", train, query, gallery), progress=False)
-    assert (finding.kind, finding.table) == ("duplicate", "gallery")
-
-
 def test_parts_of_one_photograph_in_two_splits_are_said(tmp_path):
     for name in "pqrs":
         noise(200, 100, ord(name)).save(tmp_path / f"{name}.png")
     boxes = ["p.png,a,0,0,90,90,train", "p.png,b,100,0,90,90,train", "p.png,c,50,5,90,90,test", "q.png,d,,,,,test"]
     boxes += ["r.png,c,0,0,90,90,test", "r.png,d,100,0,90,90,test", "s.png,a,,,,,train", "q.png,b,0,0,50,50,train"]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,x,y,w,h,split", *boxes]))
-    findings = check_images(load_folder(None, csv_file=tmp_path / "list.csv"), progress=False)
+    findings = check_images(load_folder(None, csv_file=tmp_path / "list.csv"))
     assert [(each.kind, each.path.name, each.table, each.detail) for each in findings] == [
         ("split", "p.png#xywh=50,5,90,90", "query", f"as {tmp_path}/p.png#xywh=0,0,90,90 (train, class a)"),
         ("split", "q.png", "query", f"as {tmp_path}/q.png#xywh=0,0,50,50 (train, class b)"),
     ]
-
-
-def test_threads_find_what_one_finds(plain):
-    (plain / "train" / "a" / "0.jpg").write_bytes(b"x")
-    shutil.copy(plain / "train" / "a" / "1.jpg", plain / "train" / "b" / "9.jpg")
-    assert checked(plain, num_workers=1) == checked(plain, num_workers=8) == checked(plain)
-    with pytest.raises(UsageError, match="num_workers=0"):
-        checked(plain, num_workers=0)
 
 
 def test_the_command_lists_all_and_exits_with_1(tmp_path):
@@ -167,15 +149,12 @@ def test_odd_images_alone_are_no_failure(tmp_path, capsys):
 def test_a_wrong_root_or_output_is_one_line(tmp_path):
     for number in range(8):
         look.write_picture(tmp_path / "mine" / "abcd"[number % 4] / f"{number}.jpg", number)
-    for arguments, text in {
-        ("dataset=sop", "dataset.root=no"): "is not a folder",
-        ("dataset=folder", f"dataset.root={tmp_path / 'mine'}", "output=no/list.csv"): "there is no folder no: make it",
-        (
-            "dataset=folder",
-            f"dataset.root={tmp_path / 'mine'}",
-            f"output={tmp_path}",
-        ): "cannot be written (Is a directory)",
-    }.items():
+    mine = ["dataset=folder", f"dataset.root={tmp_path / 'mine'}"]
+    for arguments, text in (
+        (["dataset=sop", "dataset.root=no"], "is not a folder"),
+        ([*mine, "output=no/list.csv"], "there is no folder no: make it"),
+        ([*mine, f"output={tmp_path}"], "cannot be written (Is a directory)"),
+    ):
         with pytest.raises(messages.USER_ERRORS) as caught:
             run_check(*arguments)
         assert text in messages.one_line(caught.value)

@@ -1,12 +1,9 @@
 """From files to pixels: every mode becomes RGB, every bad file is named, the crops are torchvision's."""
 
-import io
 import os
 import re
 import resource
 import shutil
-import struct
-import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from io import BytesIO
@@ -16,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pictures import noise
+from pictures import encoded, noise
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -97,13 +94,6 @@ def test_a_palette_keeps_its_colours_and_its_transparency_shows_white(tmp_path):
         assert [pixel(read_rgb(file), (x, 0)) for x in (0, 1)] == [RED, WHITE]
 
 
-def test_an_animation_gives_its_first_frame(tmp_path):
-    file = tmp_path / "moving.gif"
-    frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, "blue", "green")]
-    frames[0].save(file, save_all=True, append_images=frames[1:])
-    assert pixel(read_rgb(file)) == RED
-
-
 # EXIF orientation -> where a viewer finds the pixel of the stored image's rows "AB", "CD", "EF".
 UPRIGHT = {
     1: ["AB", "CD", "EF"],
@@ -139,51 +129,30 @@ def test_damaged_exif_data_leave_an_image_as_it_is_stored(tmp_path):
 # ---- bad files
 
 
-def png_of_size(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
-def encoded(image: Image.Image, form: str) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, form)
-    return stream.getvalue()
-
-
 NOISE = noise(64, 64)
 NOT_FINITE = Image.fromarray(np.full((3, 3), np.nan, np.float32))
 BAD = {  # content, and what its error must say; further kinds: test_bad_images.py
-    "empty": (b"", "empty file"),
+    "empty": (b"", "no image of a known format"),
     "text": (b"<html>404 not found</html>\n" * 9, "no image of a known format"),
     "truncated jpeg": (encoded(NOISE, "JPEG")[:-900], "truncated"),
     "truncated gif": (encoded(NOISE, "GIF")[:-900], "truncated"),
-    "corrupt png": (encoded(NOISE, "PNG")[:40] + b"\xff" * 400 + encoded(NOISE, "PNG")[440:], "cannot be read"),
-    "bomb": (png_of_size(60_000, 60_000), "decompression bomb"),
     "not finite": (encoded(NOT_FINITE, "TIFF"), "not finite"),
     "missing": (None, "is missing"),
 }
 
 
-def bad_file(kind: str, folder: Path) -> tuple[Path, str]:
-    """A file that cannot be read and what its error must say."""
-    file, (content, reason) = folder / "bad image.jpg", BAD[kind]
+def bad_file(kind: str, folder: Path) -> Path:
+    file, content = folder / "bad image.jpg", BAD[kind][0]
     if content is not None:
         file.write_bytes(content)
-    return file, reason
+    return file
 
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_file_is_named_in_one_line(kind, tmp_path):
-    file, reason = bad_file(kind, tmp_path)
-    with pytest.raises(UsageError) as caught:
+    file = bad_file(kind, tmp_path)
+    with pytest.raises(UsageError, match=f"^image {file} .*{BAD[kind][1]}.*remove it") as caught:
         read_rgb(file)
-    assert str(caught.value).startswith(f"image {file} ")
-    assert reason in str(caught.value)
-    assert "remove it" in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert messages.one_line(caught.value) == str(caught.value)
 
 
@@ -207,11 +176,12 @@ def test_links_to_folders_are_followed_and_circles_end(tmp_path):
         (tmp_path / "all" / name).parent.mkdir(parents=True)
         (tmp_path / "all" / name).touch()
     (tmp_path / "all" / "else").rename(tmp_path / "else")
-    for link, target in {"c": tmp_path / "else", "a/b": "../b", "b/a": "../a", "up": "."}.items():
+    for link, target in {"c": tmp_path / "else", "a/b": "../b", "b/a": "../a", "up": ".", "a/up": ".."}.items():
         (tmp_path / "all" / link).symlink_to(target)
     (tmp_path / "all" / "loop").symlink_to("loop")
     names = [path.relative_to(tmp_path / "all").as_posix() for path in images_below(tmp_path / "all", by_class=True)[0]]
     assert names == ["a/1.png", "a/b/2.png", "b/2.png", "b/a/1.png", "c/3.png"]
+    assert len(images_below(tmp_path / "all" / "a")[0]) == 2  # the folder above holds the link
 
 
 def test_folders_that_link_to_each_other_are_entered_once_below_each_class(tmp_path, monkeypatch):
@@ -233,24 +203,14 @@ def test_folders_that_link_to_each_other_are_entered_once_below_each_class(tmp_p
 # ---- the data set
 
 
-def make_dataset(folder: Path, count: int = 6) -> ImageDataset:
-    rows = []
-    for number in range(count):
-        file = folder / f"{number}.png"
-        Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
-        rows.append((file, str(100 * (number % 3))))
-    return ImageDataset(make_tables(rows)[0], CentralCrop(8, 8))
-
-
 @pytest.mark.parametrize(("num_workers", "kind"), [(0, "missing"), (1, "truncated jpeg")])
-def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, num_workers, kind):
-    dataset = make_dataset(tmp_path)
-    bad, _ = bad_file(kind, tmp_path)
-    dataset = ImageDataset(make_tables([(path, "a") for path in (*dataset.table.paths, bad)])[0], dataset.crops)
+def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, write_images, num_workers, kind):
+    bad = bad_file(kind, tmp_path)
+    [table] = make_tables([*write_images({"a": 6}), (bad, "a")])
     with pytest.raises(UsageError) as direct:
         read_rgb(bad)
     with pytest.raises(UsageError) as caught:
-        list(DataLoader(dataset, batch_size=4, num_workers=num_workers))
+        list(DataLoader(ImageDataset(table, CentralCrop(8, 8)), batch_size=4, num_workers=num_workers))
     assert messages.one_line(caught.value) == str(direct.value)
 
 
@@ -310,7 +270,7 @@ def test_every_kind_of_input_is_the_same_picture(write_images: Callable) -> None
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (b"", "empty"),
+        (b"", "no image of a known format"),
         (b"GIF89a but no image", "no image of a known format"),
         (np.zeros((4, 4, 3), dtype=np.float32), "expected uint8"),
         (np.zeros((4, 4, 4), dtype=np.uint8), "expected uint8"),
@@ -337,14 +297,12 @@ def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path, capsys: p
         (tmp_path / name).touch()
     os.mkfifo(tmp_path / "pipe.png")  # reading it would wait for ever
     assert [path.relative_to(tmp_path).as_posix() for path in find_images(tmp_path)] == ["2.png", "10.png", "sub/1.JPG"]
-    assert capsys.readouterr().out == f"{tmp_path}: no images, and left out: 1 .txt\n"
+    assert capsys.readouterr().out == f"{tmp_path}: 1 .txt left out\n"
     with pytest.raises(UsageError, match="no such folder"):
         find_images(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "phone.heic").touch()
-    with pytest.raises(
-        UsageError, match=r"holds no image file \(no images, and left out: 1 \.heic\): there is nothing"
-    ):
+    with pytest.raises(UsageError, match=r"holds no image file \(1 \.heic left out\): there is nothing"):
         find_images(tmp_path / "empty")
 
 

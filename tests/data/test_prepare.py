@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import stat
@@ -108,8 +109,7 @@ def test_every_kind_of_archive(form, cub, root, tmp_path):
     splits = make(root, archive)
     assert len(splits.train) == 12
     assert splits.train.paths[0].is_relative_to(root)
-    expected = {name for name in names(cub) if not any(part.startswith((".", "__M")) for part in name.split("/"))}
-    assert names(root) == expected  # twins, .DS_Store and __MACOSX are left out
+    assert names(root) == names(cub)
     assert (root / "CUB_200_2011" / "images.txt").read_bytes() == (cub / "CUB_200_2011" / "images.txt").read_bytes()
     assert archive.is_file()
     assert [path.name for path in root.parent.iterdir()] == ["set"]
@@ -161,7 +161,6 @@ def test_what_cannot_be_fetched_is_one_line(url, root, tmp_path):
     assert "Connection refused" in refused(root, "http://127.0.0.1:1/x.tgz")
     assert "no such file; pass a file or an http(s) address" in refused(root, "ftp://host/x.tgz")
     assert "no such file" in refused(root, root.with_name("x.tgz"))
-    assert "names no archive" in refused(root)
     (tmp_path / "served/page").write_text("<!DOCTYPE html><title>Sign in</title>")
     assert "perhaps a web page" in refused(root, f"{url}/page")
     assert not any(path.is_file() for path in root.parent.rglob("page"))  # or the next run would meet it again
@@ -180,13 +179,6 @@ def test_a_published_checksum_is_compared(url, cub, root, tmp_path, monkeypatch)
     assert len(make(root.with_name("b"), address).train) == 12
 
 
-def test_counts_are_verified_always(tmp_path, cub, root):
-    archive = pack(cub, tmp_path / "birds.tgz")
-    with pytest.raises(UsageError, match=r"expected 5,864 training images .* found 12"):
-        prepare(root, [str(archive)], load=load_cub)
-    assert not root.exists()
-
-
 def test_a_folder_that_holds_something_else_is_left_alone(cub, root, tmp_path):
     archive = pack(cub, tmp_path / "birds.tgz")
     root.mkdir(parents=True)
@@ -198,18 +190,15 @@ def test_a_folder_that_holds_something_else_is_left_alone(cub, root, tmp_path):
     assert len(make(root, archive).train) == 12  # an empty folder is no obstacle
 
 
-@pytest.mark.parametrize("moment", [1, 10, 25])
-def test_killed_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypatch):
+def test_killed_while_unpacking_and_again(cub, root, tmp_path, monkeypatch):
     archive = pack(cub, tmp_path / "birds.tgz")
-    original, calls = module.is_hidden, []
+    unpack = shutil.unpack_archive
 
-    def die(*arguments):
-        calls.append(arguments)
-        if len(calls) == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments)
+    def die(*arguments, **named):
+        unpack(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(module, "is_hidden", die)
+    monkeypatch.setattr(shutil, "unpack_archive", die)
     child = multiprocessing.get_context("fork").Process(target=make, args=(root, archive))
     child.start()
     child.join()
@@ -224,51 +213,46 @@ def test_killed_while_unpacking_and_again(moment, cub, root, tmp_path, monkeypat
 # Damaged and hostile archives
 
 
-ESCAPES = [
-    "../evil",
-    "a/../../evil",
-    "a/../b",
-    "/tmp/proxy_anchor_evil",
-    "..\\evil",
-    "C:\\evil",
-    "C:/evil",
-    "..",
-    "./../evil",
-]
+ESCAPES = ["../evil", "a/../b", "/tmp/proxy_anchor_evil", "..\\evil", "C:/evil", ".."]
+
+
+def add(archive: Path, name: str, kind: bytes | int, target: str) -> None:
+    """Add a member that no packer would write. kind: tarfile's type, or in a zip archive the file's mode."""
+    if isinstance(kind, int):
+        with zipfile.ZipFile(archive, "a") as packed:
+            member = zipfile.ZipInfo("x")
+            member.filename, member.create_system, member.external_attr = name, 3, kind << 16
+            packed.writestr(member, target)
+    else:
+        with tarfile.open(archive, "a") as tar:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            tar.addfile(member)
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, stat.S_IFREG | 0o644])
 def test_nothing_is_written_outside_of_the_folder(kind, name, root, tmp_path):
-    if kind == "tar":
-        with tarfile.open(tmp_path / "x", "w") as tar:
-            tar.addfile(tarfile.TarInfo(name))
-    else:
-        with zipfile.ZipFile(tmp_path / "x", "w") as packed:
-            info = zipfile.ZipInfo("x")
-            info.filename, info.create_system, info.external_attr = name, 3, (stat.S_IFREG | 0o644) << 16
-            packed.writestr(info, b"evil")
+    add(tmp_path / "x", name, kind, "")
     refused(root, tmp_path / "x")
     assert not list(tmp_path.rglob("*evil*"))
     assert not Path("/tmp/proxy_anchor_evil").exists()
 
 
-@pytest.mark.parametrize("target", ["/tmp", "../..", "CUB_200_2011/images.txt"])
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, "zip"])
-def test_links_and_devices_are_never_made(kind, target, cub, root, tmp_path):
-    archive = pack(cub, tmp_path / "x", "zip" if kind == "zip" else "tar")
-    if kind == "zip":
-        with zipfile.ZipFile(archive, "a") as packed:
-            info = zipfile.ZipInfo("link")
-            info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-            packed.writestr(info, target)
-    else:
-        with tarfile.open(archive, "a") as tar:
-            info = tarfile.TarInfo("link")
-            info.type, info.linkname = kind, target
-            tar.addfile(info)
-    make(root, archive)
-    assert not any(path.is_symlink() or path.is_fifo() for path in root.rglob("*"))
+@pytest.mark.parametrize(
+    ("kind", "target"), [(tarfile.SYMTYPE, "/tmp"), (tarfile.LNKTYPE, "../../x"), (tarfile.FIFOTYPE, "")]
+)
+def test_links_that_lead_out_and_devices_are_refused(kind, target, cub, root, tmp_path):
+    archive = pack(cub, tmp_path / "x", "tar")
+    add(archive, "link", kind, target)
+    assert "'link'" in refused(root, archive)
+
+
+@pytest.mark.parametrize("form", ["gztar", "zip"])
+def test_an_archive_that_is_cut_off_is_one_line(form, cub, root, tmp_path):
+    archive = pack(cub, tmp_path / "x", form)
+    archive.write_bytes(archive.read_bytes()[: -(archive.stat().st_size // 2)])
+    assert re.search("is damaged, cut off or encrypted|is not a tar", refused(root, archive))
 
 
 # The command

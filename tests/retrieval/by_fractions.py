@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from proxy_anchor.retrieval.search import faiss_gpu_works, has_faiss
@@ -28,6 +30,16 @@ def classes(count: int, number: int, dim: int = 8, noise: float = 1.0, seed: int
 def on_circle(*degrees: float) -> np.ndarray:
     angles = np.radians(degrees)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+@st.composite
+def coarse_problems(draw: Callable) -> tuple[np.ndarray, ...]:
+    """Small integer queries with many ties, their labels, a gallery of the same vectors, and its labels."""
+    dim, count, more = draw(st.integers(1, 4)), draw(st.integers(2, 14)), draw(st.integers(1, 14))
+    row = st.lists(st.integers(-1, 1), min_size=dim, max_size=dim)
+    x = np.array(draw(st.lists(row, min_size=count, max_size=count)))
+    labels = np.array(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)))
+    return x, labels, np.resize(x[::-1], (more, dim)), np.resize(labels[::-1] + 1, more)
 
 
 def ranked_hits(x: np.ndarray, labels: np.ndarray, g: np.ndarray, g_labels: np.ndarray) -> list[list[bool]]:

@@ -81,7 +81,7 @@ def test_query_expansion_is_the_loop(with_gallery: bool, alpha: float) -> None:
     expected = []
     for i, query in enumerate(queries):
         ranked = sorted(range(len(gallery)), key=lambda j: -float(query @ gallery[j]))
-        near = [j for j in ranked if with_gallery or j != i][:4]
+        near = [j for j in ranked if with_gallery or j != i][:12]
         total = query + sum(
             max(float(query @ gallery[j]), 0) ** alpha * gallery[j] for j in near if query @ gallery[j] > 0
         )
@@ -89,7 +89,7 @@ def test_query_expansion_is_the_loop(with_gallery: bool, alpha: float) -> None:
     found = query_expansion(
         embeddings[:10] if with_gallery else embeddings,
         gallery=embeddings[10:] if with_gallery else None,
-        num_neighbours=4,
+        num_neighbours=12,
         alpha=alpha,
     )
     assert torch.allclose(found.double(), torch.stack(expected), atol=1e-6)
@@ -100,9 +100,7 @@ def test_query_expansion_is_the_loop(with_gallery: bool, alpha: float) -> None:
     [
         (lambda x: rerank("magic", x, 2), "rerank=magic is not known"),
         (lambda x: k_reciprocal(x, 30), "larger than the gallery"),
-        (lambda x: k_reciprocal(x, 2, weight=2), "weight"),
         (lambda x: k_reciprocal(x, 2, gallery=x[:, :3]), "embed both with one network"),
-        (lambda x: query_expansion(x, alpha=-1), "alpha"),
         (lambda x: query_expansion(x * math.nan), "NaN"),
     ],
 )

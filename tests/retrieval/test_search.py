@@ -23,33 +23,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:nearly all queries are also rows
 def reference(
     queries: torch.Tensor, gallery: torch.Tensor, k: int, exclude_self: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One query at a time, float64, sorted in full."""
-    q, g = queries.double().numpy(), gallery.double().numpy()
-    g = g / np.linalg.norm(g, axis=1, keepdims=True)
-    similarities, indices = [], []
-    for i, query in enumerate(q):
-        values = g @ (query / np.linalg.norm(query))
-        order = [j for j in np.argsort(-values, kind="stable") if not (exclude_self and j == i)][:k]
-        indices.append(order)
-        similarities.append(values[order])
-    return np.array(similarities), np.array(indices)
+    """In float64, every row sorted in full."""
+    unit = [each.double() / each.double().norm(dim=1, keepdim=True) for each in (queries, gallery)]
+    similarities = unit[0] @ unit[1].T
+    if exclude_self:
+        similarities.fill_diagonal_(-torch.inf)
+    values, indices = similarities.sort(descending=True, stable=True)
+    return values[:, :k].numpy(), indices[:, :k].numpy()
 
 
-@pytest.fixture
-def no_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", None)
-
-
-@pytest.fixture
-def gpu_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
+def pretend_faiss(monkeypatch: pytest.MonkeyPatch, *, gpu: bool) -> None:
     monkeypatch.setattr(module, "has_faiss", lambda: True)
-    monkeypatch.setattr(module, "faiss_gpu_works", lambda: True)
-
-
-@pytest.fixture
-def cpu_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "has_faiss", lambda: True)
-    monkeypatch.setattr(module, "faiss_gpu_works", lambda: False)
+    monkeypatch.setattr(module, "faiss_gpu_works", lambda: gpu)
 
 
 class TestSearch:
@@ -162,10 +147,14 @@ class TestRefusals:
             search(rows(5), rows(0), 1)
         with pytest.raises(UsageError, match=r"queries: .* shape \(16,\)"):
             search(rows(5)[0], rows(5), 1)
-        with pytest.raises(UsageError, match=r"queries: .* int64"):
+        with pytest.raises(UsageError, match=r"queries: .*int64"):
             search(rows(5).long(), rows(5), 1)
         with pytest.raises(UsageError, match=r"queries: .* list"):
             search([[1.0]], rows(5), 1)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"gallery: .*float32 .torch.sparse_coo. of shape \(5, 16\)"):
+            search(rows(5), rows(5).to_sparse(), 1)
+        with pytest.raises(UsageError, match=r"gallery: expected a float array, got <U1"):
+            search(rows(5), np.full((5, 16), "a"), 1)
 
 
 class TestResolveEngine:
@@ -173,8 +162,8 @@ class TestResolveEngine:
         with pytest.raises(UsageError, match="auto, faiss_gpu, faiss_cpu, torch"):
             resolve_engine("fiass", 1)
 
-    @pytest.mark.usefixtures("no_faiss")
-    def test_without_faiss(self) -> None:
+    def test_without_faiss(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "faiss", None)
         assert resolve_engine("auto", 8) == resolve_engine("torch", 8) == "torch"
         with pytest.raises(UsageError, match="pip install faiss-cpu"):
             resolve_engine("faiss_cpu", 8)
@@ -183,25 +172,20 @@ class TestResolveEngine:
         x = rows(30)
         np.testing.assert_array_equal(search(x, x, 4, exclude_self=True)[1], reference(x, x, 4, True)[1])
 
-    @pytest.mark.usefixtures("cpu_faiss")
-    def test_with_a_cpu_build(self) -> None:
+    def test_with_a_cpu_build(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pretend_faiss(monkeypatch, gpu=False)
         assert resolve_engine("auto", 8) == resolve_engine("auto", 5000, device="cpu") == "faiss_cpu"
         assert resolve_engine("auto", 8, device="cuda") == "torch"  # rather than copy everything to the CPU
         assert resolve_engine("faiss_cpu", 5000, device="cuda") == "faiss_cpu"
         with pytest.raises(UsageError, match="no working GPU"):
             resolve_engine("faiss_gpu", 8)
 
-    @pytest.mark.usefixtures("gpu_faiss")
-    @pytest.mark.parametrize(
-        ("k", "exclude_self", "fits"), [(2048, False, True), (2049, False, False), (2048, True, False)]
-    )
-    def test_largest_k_on_a_gpu(self, k: int, exclude_self: bool, fits: bool) -> None:
-        assert resolve_engine("auto", k, exclude_self=exclude_self) == ("faiss_gpu" if fits else "torch")
-        if fits:
-            assert resolve_engine("faiss_gpu", k, exclude_self=exclude_self) == "faiss_gpu"
-        else:
-            with pytest.raises(UsageError, match=r"2048.*engine=torch"):
-                resolve_engine("faiss_gpu", k, exclude_self=exclude_self)
+    def test_largest_k_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pretend_faiss(monkeypatch, gpu=True)
+        assert resolve_engine("auto", 2048) == resolve_engine("faiss_gpu", 2048) == "faiss_gpu"
+        for k, exclude_self in ((2049, False), (2048, True)):
+            for name in ("auto", "faiss_gpu"):
+                assert resolve_engine(name, k, exclude_self=exclude_self) == "torch"
 
 
 class TestFaissGpuProbe:
@@ -256,8 +240,6 @@ class TestFaissGpuProbe:
         assert time.monotonic() - start < 30
         with pytest.raises(UsageError, match="no working GPU"):
             resolve_engine("faiss_gpu", 8)
-        x = rows(30)
-        np.testing.assert_array_equal(search(x, x, 4, engine="torch")[1], reference(x, x, 4, False)[1])
 
     def test_a_working_gpu_build_is_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.pretend(monkeypatch, tmp_path, self.right)

@@ -14,21 +14,19 @@ from proxy_anchor.retrieval import threshold
 from proxy_anchor.retrieval.threshold import calibrate_threshold
 
 
-def pairs(embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[list[float], list[float]]:
-    """Similarities of the pairs of one class, and of two."""
-    unit = embeddings / embeddings.norm(dim=1, keepdim=True)
-    same: list[float] = []
-    different: list[float] = []
-    for i, j in itertools.combinations(range(len(labels)), 2):
-        (same if labels[i] == labels[j] else different).append(float(unit[i] @ unit[j]))
-    return same, different
+def pair_similarities(embeddings: torch.Tensor, labels: torch.Tensor) -> dict[tuple[int, int], float]:
+    unit = (embeddings / embeddings.norm(dim=1, keepdim=True)).double()
+    return {(i, j): float(unit[i] @ unit[j]) for i, j in itertools.combinations(range(len(labels)), 2)}
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.01, 0.2, 1.0])
 def test_rates_are_those_of_a_loop_over_pairs(rate: float) -> None:
     embeddings, labels = classes(40, 5)
     found = calibrate_threshold(embeddings, labels, false_accept_rate=rate)
-    same, different = pairs(embeddings, labels)
+    pairs = pair_similarities(embeddings, labels)
+    same, different = (
+        [s for (i, j), s in pairs.items() if (labels[i] == labels[j]) == alike] for alike in (True, False)
+    )
     assert found.false_accept_rate <= rate
     assert found.false_accept_rate == pytest.approx(np.mean([s >= found.similarity - 5e-7 for s in different]))
     assert found.true_accept_rate == pytest.approx(np.mean([s >= found.similarity - 5e-7 for s in same]))
@@ -59,7 +57,7 @@ def test_large_sets_are_sampled(monkeypatch) -> None:
         ([0, 1, 2], 0.1, "one of them with two images"),
         ([0, 0, 1], 0.0, "false_accept_rate"),
         ([0, 0, 1], 1.5, "false_accept_rate"),
-        ([0, 1], 0.1, "3 embeddings and 2 labels"),
+        ([0, 1], 0.1, "3 labelled embeddings but 2 labels"),
     ],
 )
 def test_what_cannot_be_calibrated(labels: list[int], rate: float, reason: str) -> None:
@@ -69,8 +67,7 @@ def test_what_cannot_be_calibrated(labels: list[int], rate: float, reason: str) 
 
 def opis_by_loops(embeddings: torch.Tensor, labels: torch.Tensor) -> float:
     """Every pair, class and threshold by itself."""
-    unit = (embeddings / embeddings.norm(dim=1, keepdim=True)).double()
-    distance = {(i, j): float((unit[i] - unit[j]).norm()) for i, j in itertools.combinations(range(len(labels)), 2)}
+    distance = {pair: (2 - 2 * s) ** 0.5 for pair, s in pair_similarities(embeddings, labels).items()}
     negatives = sorted(d for (i, j), d in distance.items() if labels[i] != labels[j])
     low, high = (negatives[max(1, int(rate * len(negatives))) - 1] for rate in (0.01, 0.1))
     squares = []

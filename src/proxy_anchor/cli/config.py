@@ -66,7 +66,7 @@ def load_splits(cfg: DictConfig, *, training: bool = True) -> Splits:
     elif cfg.validation.name == "folds":
         splits = take_fold(splits, **arguments)
     if skip and training:  # after the hold-out: held-out images are searched, and none of those is left out
-        splits = drop_bad_images(splits, progress=cfg.trainer.enable_progress_bar)
+        splits = drop_bad_images(splits)
     # After the hold-out: held-out images keep their labels. A checkpoint may be older than these keys.
     return mislabel(splits, share=cfg.dataset.get("label_noise", 0.0), seed=cfg.dataset.get("label_noise_seed", 0))
 

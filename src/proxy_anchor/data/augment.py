@@ -198,10 +198,6 @@ class CentralCrop:
         check_int("dataset.images.crop", self.crop, 1)
         check_int("dataset.images.resize", self.resize, self.crop)
 
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the crop, for any image."""
-        return self.crop, self.crop
-
     def keep(self, image: Image.Image) -> Image.Image:
         """The crop as a Pillow image."""
         resized = F.resize(image, [self.resize], InterpolationMode.BILINEAR, antialias=True)

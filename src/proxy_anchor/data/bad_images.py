@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from proxy_anchor.data.images import cut, open_image, to_rgb, upright
 from proxy_anchor.data.table import Splits, missing_or_empty, shorten, split_box
-from proxy_anchor.errors import UnreadableImage, UsageError, check_int, reason_of
+from proxy_anchor.errors import UnreadableImage, UsageError, reason_of
 from proxy_anchor.utils import write_text
 
 _MIN_SIDE = 32
@@ -58,21 +58,16 @@ class Finding(NamedTuple):
     detail: str = ""
 
 
-def check_images(splits: Splits, *, num_workers: int | None = None, progress: bool = True) -> list[Finding]:
+def check_images(splits: Splits) -> list[Finding]:
     """Read all images once; findings in table order, bad images first.
 
     splits: from a loader called with verify_files=False, which otherwise refuses missing files itself.
-    num_workers: reading threads (decoding releases the GIL); None: the default of ThreadPoolExecutor.
     """
-    if num_workers is not None:
-        check_int("num_workers", num_workers, 1)
     entries = entries_of(splits)
     paths = list(dict.fromkeys(path for path, *_ in entries))
-    with warnings.catch_warnings(), ThreadPoolExecutor(num_workers) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:  # decoding releases the GIL
         warnings.simplefilter("ignore")  # Pillow's warnings about odd files, which are findings here
-        each_read = tqdm(
-            pool.map(_inspect, paths), "checking", len(paths), unit=" images", disable=None if progress else True
-        )
+        each_read = tqdm(pool.map(_inspect, paths), "checking", len(paths), unit=" images", disable=None)
         results = dict(zip(paths, each_read, strict=True))
     findings = []
     seen: dict[str, list[Entry]] = {}
@@ -159,19 +154,17 @@ _REPAIR = {
 }
 
 
-def drop_bad_images(splits: Splits, *, progress: bool = True) -> Splits:
+def drop_bad_images(splits: Splits) -> Splits:
     """Splits without bad training images, which `skipped` lists.
 
     All images are read once before training, as `src/check.py` does. So every batch has its full size, every epoch has
     the same images, and a resumed run notices by the fingerprint of its images whether it leaves out the same ones.
     Classes that lose all their images are removed.
 
-    Raises UnreadableImage for bad images that are searched, or when no training image is left.
+    Raises UnreadableImage for bad images that are searched.
     """
-    bad = _bad_training_images(splits, progress)
+    bad = _bad_training_images(splits)
     keep = np.array([path not in bad for path in splits.train.paths], dtype=bool)
-    if not keep.any():
-        raise UnreadableImage(f"none of the {len(keep)} training images can be used: {shorten(list(bad.values()))}.")
     return replace(splits, train=splits.train.select(keep), skipped=tuple(bad.values())) if bad else splits
 
 
@@ -184,16 +177,16 @@ def naming_bad_images(splits: Splits, on_bad_image: str = "raise") -> Iterator[N
     try:
         yield
     except UnreadableImage as error:
-        if bad := _bad_training_images(splits, progress=False):
+        if bad := _bad_training_images(splits):
             raise _bad_images_error(bad, "training", on_bad_image) from error
         raise
 
 
-def _bad_training_images(splits: Splits, progress: bool) -> dict[Path, str]:
+def _bad_training_images(splits: Splits) -> dict[Path, str]:
     """{path: path with reason}. Raises UnreadableImage for query, gallery and held-out images."""
     training: dict[Path, str] = {}
     searched: dict[Path, str] = {}
-    for each in check_images(splits, progress=progress):
+    for each in check_images(splits):
         if each.kind in BAD:
             part = training if each.table == "train" else searched
             part[each.path] = f"{each.path} ({each.kind}{each.detail and f', {each.detail}'})"

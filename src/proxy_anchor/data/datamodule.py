@@ -24,7 +24,7 @@ from proxy_anchor.data.image_cache import (
     free_memory,
     kept_sizes,
 )
-from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, ImageDataset, default_num_workers, fit_workers
+from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, ImageDataset, fit_workers
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
@@ -89,22 +89,19 @@ class ImageDataModule(pl.LightningDataModule):
         crop_on: str = "cpu",
         cache: str = "none",
         cache_side: int | None = None,
-        cache_dir: str | Path | None = None,
+        cache_dir: str | Path = "~/.cache/proxy_anchor",
         on_bad_image: str = "raise",
     ) -> None:
         super().__init__()
-        if eval_batch_size is not None:
-            check_int("data.eval_batch_size", eval_batch_size, 1)
         if num_workers is not None:
             check_int("data.num_workers", num_workers, 0)
-        check_int("data.batch_size", batch_size, 1)
         check_cropping(crop_on, cache, cache_side)
         check_choice("data.on_bad_image", on_bad_image, ON_BAD_IMAGE)
         self.splits, self.on_bad_image = splits, on_bad_image
         self.batch_size = batch_size
         self.images_per_class = images_per_class
         self.eval_batch_size = eval_batch_size or batch_size
-        self._num_workers, self.num_workers = num_workers, default_num_workers() if num_workers is None else num_workers
+        self._num_workers, self.num_workers = num_workers, fit_workers(num_workers, [])
         self.seed = seed
         # Made here so that a batch size that does not fit is refused early.
         self.order = self.make_order() if len(splits.train) else None
@@ -120,7 +117,7 @@ class ImageDataModule(pl.LightningDataModule):
                     self.eval_images.append(ImageDataset(table, self.eval_crop))
                     self.eval_roles.append((name, is_gallery))
         self._crop_on, self._cache, self._form = crop_on, cache, Shrunk(cache_side)
-        self._cache_dir = None if cache_dir is None else Path(cache_dir)
+        self._cache_dir = Path(cache_dir).expanduser()
         self._device = torch.device("cpu")
         self._eval_decoded: list[DecodedImages] = []
         self.loading: dict[str, Any] | None = None
@@ -152,12 +149,9 @@ class ImageDataModule(pl.LightningDataModule):
         """One line on where images are decoded and cropped."""
         if self.loading is None or self.loading["cache"] == "none":
             return f"images: decoded in every epoch by {self.num_workers} worker processes"
-        places = {"gpu": "on the GPU", "ram": "in memory", "disk": f"in {self._cache_dir}"}
-        cropped = "on the GPU" if self.loading["crop_on"] == "gpu" else f"by {self.num_workers} worker processes"
         return (
-            f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB {places[self.loading['cache']]}, cropped "
-            f"{cropped} (data.crop_on={self.loading['crop_on']} data.cache={self.loading['cache']}; "
-            f"{self.loading['seconds']:.1f} s)"
+            f"images: decoded once, {self.loading['bytes'] / 1e9:.2f} GB in {self.loading['seconds']:.1f} s "
+            f"(data.cache={self.loading['cache']} data.crop_on={self.loading['crop_on']})"
         )
 
     def setup(self, stage: str) -> None:
@@ -221,10 +215,9 @@ class ImageDataModule(pl.LightningDataModule):
         choice = ("gpu", fitting[0]) if fitting else ("cpu", "none")
         choice = self.trainer.strategy.broadcast(choice)  # type: ignore[union-attr]  # memory differs between ranks
         if choice[0] == "cpu" and crop_on == "gpu":
-            free = "; ".join(f"{place} {amount / 1e9:.0f} GB free" for place, amount in room.items())
             raise UsageError(
-                f"data.crop_on=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free "
-                f"({free}): set data.cache_side to shrink them, data.cache=disk, or data.crop_on=cpu."
+                f"data.crop_on=gpu: the decoded images take {needed / 1e9:.0f} GB, more than half of what is free on "
+                "the GPU or in memory: set data.cache_side to shrink them, data.cache=disk, or data.crop_on=cpu."
             )
         return choice
 
@@ -240,14 +233,7 @@ class ImageDataModule(pl.LightningDataModule):
         )
 
     def _in_file(self, table: ImageTable, form: Form, cache: str) -> tuple[DecodedImages, Path]:
-        if cache == "ram":
-            if not SHARED_MEMORY.is_dir():
-                raise UsageError(f"data.cache=ram needs {SHARED_MEMORY} (Linux): set data.cache=disk.")
-            folder = SHARED_MEMORY / f"proxy_anchor-{os.getuid()}"
-        elif self._cache_dir is None:
-            raise UsageError("data.cache=disk needs a folder: set data.cache_dir=DIR.")
-        else:
-            folder = self._cache_dir
+        folder = SHARED_MEMORY / f"proxy_anchor-{os.getuid()}" if cache == "ram" else self._cache_dir
         return decode_to_file(table, form, folder, self.num_workers, name=self.splits.name)
 
     def train_dataloader(self) -> Any:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from PIL import Image, ImageFile
+from PIL import Image
 
 from proxy_anchor.data.table import natural_key
 from proxy_anchor.errors import UsageError
 
-_NOT_DECODED = ("EPS", "MPEG")  # Pillow needs Ghostscript for EPS, and reads no more than the header of a video
+# EPS needs Ghostscript, Pillow reads no more than the header of a video, and the others are stubs without a decoder.
+_NOT_DECODED = {"EPS", "MPEG", "WMF", "HDF5", "GRIB", "BUFR"}
 
 
 def is_hidden(path: Path) -> bool:
@@ -24,13 +25,9 @@ def is_hidden(path: Path) -> bool:
 @cache
 def image_suffixes() -> frozenset[str]:
     """Suffixes of the formats that Pillow decodes, with those of its plugins that are registered."""
-
-    def is_decoded(name: str) -> bool:
-        factory = Image.OPEN.get("JPEG" if name == "MPO" else name, (None,))[0]
-        is_stub = isinstance(factory, type) and issubclass(factory, ImageFile.StubImageFile)  # without a decoder
-        return factory is not None and not is_stub and name not in _NOT_DECODED
-
-    return frozenset(suffix for suffix, name in Image.registered_extensions().items() if is_decoded(name))
+    formats = Image.registered_extensions()  # registers the formats
+    decoded = {*Image.OPEN, "MPO"} - _NOT_DECODED  # MPO is opened as JPEG
+    return frozenset(suffix for suffix, name in formats.items() if name in decoded)
 
 
 def images_below(folder: Path, *, by_class: bool = False) -> tuple[list[Path], Counter[str]]:
@@ -78,11 +75,9 @@ def find_images(folder: Path | str) -> list[Path]:
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder of images.")
     found, others = images_below(root, by_class=True)
-    left_out = f"no images, and left out: {counted_suffixes(others)}" if others else ""
+    left_out = f"{counted_suffixes(others)} left out" if others else "no other file"
     if not found:
-        raise UsageError(
-            f"{root} holds no image file{left_out and f' ({left_out})'}: there is nothing to search or embed in it."
-        )
-    if left_out:
+        raise UsageError(f"{root} holds no image file ({left_out}): there is nothing to search or embed in it.")
+    if others:
         print(f"{root}: {left_out}", flush=True)
     return [path for path in found if not path.is_fifo()]  # reading a pipe would wait; training refuses it

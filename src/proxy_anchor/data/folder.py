@@ -21,11 +21,11 @@ from proxy_anchor.data.files import (
     is_hidden,
 )
 from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
-from proxy_anchor.errors import UsageError, check_int, check_number, counted, did_you_mean, reason_of
+from proxy_anchor.errors import UsageError, check_int, check_number, counted, reason_of
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
-_ROLES = ("query", "gallery")
+_GROUPS = {"": ""} | dict.fromkeys(_TRAIN_NAMES, "train") | dict.fromkeys(_TEST_NAMES, "query")
 _BOX = ("x", "y", "w", "h")
 _COLUMNS = ("path", "label", "split", "role", *_BOX)
 _HEADER = "path,label[,split][,role][,x,y,w,h]"
@@ -147,7 +147,13 @@ def _csv_rows(file: Path, base: Path) -> list[tuple[str, Row]]:
         where = f"{file}, line {line}"
         if not values["path"] or not values["label"]:
             raise UsageError(f"{where}: path or label is empty; fill it in or remove the line.")
-        group = _group_of(values.get("split", "").lower(), values.get("role", "").lower(), where)
+        split, role = values.get("split", "").lower(), values.get("role", "").lower()
+        if split not in _GROUPS or role not in ("", "query", "gallery"):
+            raise UsageError(
+                f"{where}: split {split!r} and role {role!r} are not known together; use train or test, and for test "
+                "query or gallery."
+            )
+        group = "train" if split in _TRAIN_NAMES else role or _GROUPS[split]
         found.append((group, (base / f"{values['path']}{_box(values, where)}", values["label"])))
     if not found:
         raise UsageError(f"{file} lists no images.")
@@ -197,8 +203,6 @@ def _read_list(file: Path) -> pd.DataFrame:
     try:
         # Blank lines are kept until each row has its line number. utf-8-sig: spreadsheets write a byte-order mark.
         cells = pd.read_csv(file, header=None, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(f"dataset.csv={file}: no such file.") from None
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise UsageError(
             f"{file} is not a well-formed CSV file ({reason_of(error)}): look for a quote that is not "
@@ -209,38 +213,12 @@ def _read_list(file: Path) -> pd.DataFrame:
     cells = cells.apply(lambda column: column.str.strip())
     cells.index += 1
     cells.columns = [name.lower() for name in cells.iloc[0]]
-    _check_columns(list(cells.columns), file)
+    if not {"path", "label"} <= {*cells.columns} <= {*_COLUMNS} or not cells.columns.is_unique:
+        raise UsageError(
+            f"{file}: the first line is {','.join(cells.columns)}; expected {_HEADER}, separated by commas, each once."
+        )
     rows = cells.iloc[1:]
     return rows[(rows != "").any(axis=1)]
-
-
-def _check_columns(columns: list[str], file: Path) -> None:
-    if len(columns) == 1 and (separator := next((mark for mark in ";\t" if mark in columns[0]), "")):
-        raise UsageError(f"{file} separates its columns by {separator!r}: save it with commas.")
-    for name in columns:
-        if name not in _COLUMNS:
-            raise UsageError(
-                f"{file}: unknown column {name!r}; known: {', '.join(_COLUMNS)}.{did_you_mean(name, _COLUMNS)}"
-            )
-        if columns.count(name) > 1:
-            raise UsageError(f"{file}: column {name!r} appears twice; remove one.")
-    for name in ("path", "label"):
-        if name not in columns:
-            raise UsageError(f"{file}: column {name!r} is missing; the first line must read {_HEADER}.")
-
-
-def _group_of(split: str, role: str, where: str) -> str:
-    if split and split not in _TRAIN_NAMES + _TEST_NAMES:
-        raise UsageError(f"{where}: split {split!r} is not known; use train or test.")
-    if role and role not in _ROLES:
-        raise UsageError(f"{where}: role {role!r} is not known; use query or gallery.")
-    if split in _TRAIN_NAMES:
-        return "train"
-    if not split:
-        if role:
-            raise UsageError(f"{where}: role {role!r} needs split=test on the same line.")
-        return ""
-    return role or "query"
 
 
 def _split_classes(

@@ -66,7 +66,7 @@ def load_glyphs(
     seed: of the characters of each split and of all poses; the pixels of an image depend on nothing else.
     images_per_class: at least 2. image_size: side in pixels, at least 24. verify_files: has no effect; other loaders
     have it too.
-    Raises UsageError for a number out of range, too many classes, a missing font, or a `root` that cannot be written.
+    Raises UsageError for a number out of range, too many classes, or a `root` that cannot be written.
     """
     check_int("seed", seed, 0)
     check_int("train_classes", train_classes, 1)
@@ -165,12 +165,9 @@ def _posed_mask(character: str, face: str, rng: np.random.Generator, size: int) 
 def _font(face: str) -> ImageFont.FreeTypeFont:
     import matplotlib  # imported here, because it is slow and only needed for drawing
 
+    # BASIC, because the other layout engine is not in every build of Pillow.
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / face
-    try:
-        # BASIC, because the other layout engine is not in every build of Pillow.
-        return ImageFont.truetype(path, FONT_PX, layout_engine=ImageFont.Layout.BASIC)
-    except OSError:
-        raise UsageError(f"font {path} cannot be read; glyphs are drawn with it: reinstall matplotlib.") from None
+    return ImageFont.truetype(path, FONT_PX, layout_engine=ImageFont.Layout.BASIC)
 
 
 def _draw_missing(files: dict[Path, tuple[str, int]], *, seed: int, image_size: int) -> None:
@@ -179,8 +176,6 @@ def _draw_missing(files: dict[Path, tuple[str, int]], *, seed: int, image_size: 
     Each file is written under a temporary name and renamed. An interrupted run is continued, and two processes that
     draw at once write the same bytes.
     """
-    for face in FACES:
-        _font(face)  # a missing font is reported before anything is written
     try:
         for path, (character, index) in tqdm(
             files.items(), desc="drawing glyphs", unit=" images", leave=False, disable=None
@@ -191,4 +186,6 @@ def _draw_missing(files: dict[Path, tuple[str, int]], *, seed: int, image_size: 
             image.save(temporary, format="PNG", compress_level=1)
             os.replace(temporary, path)
     except OSError as error:
-        raise UsageError(f"glyphs cannot be written to disk ({error}); choose another folder or free space.") from None
+        raise UsageError(
+            f"glyphs cannot be drawn or written ({error}): choose another folder, or free space."
+        ) from None

@@ -137,19 +137,17 @@ class CroppedBatches:
 class StoredBatches:
     """Evaluation batches: slices of cropped images, in table order.
 
-    decoded: images of one size, on `device` or in host memory. labels: (N,) int64. rows: contiguous range of images;
-    None: all.
+    decoded: images of one size, on `device` or in host memory. labels: (N,) int64. rows: contiguous range of images.
     """
 
     def __init__(
-        self, decoded: DecodedImages, labels: Tensor, batch_size: int, device: torch.device, rows: range | None = None
+        self, decoded: DecodedImages, labels: Tensor, batch_size: int, device: torch.device, rows: range
     ) -> None:
         height, width = decoded.sizes[0].tolist()
         self.images = decoded.values.view(-1, height, width, 3).permute(0, 3, 1, 2)  # channels-last
         self.labels = labels.to(device)
         self.indices = torch.arange(len(decoded), device=device)
-        self.rows = range(len(decoded)) if rows is None else rows
-        self.batch_size, self.device = batch_size, device
+        self.rows, self.batch_size, self.device = rows, batch_size, device
 
     def __len__(self) -> int:
         return -(-len(self.rows) // self.batch_size)

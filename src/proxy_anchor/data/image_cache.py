@@ -73,11 +73,11 @@ def _read(
     return tqdm(loader, what, delay=3, leave=False, disable=None)
 
 
-def _kept_sizes(form: Form, paths: list[Path]) -> list[tuple[int, int]]:
+def _kept_sizes(form: Shrunk, paths: list[Path]) -> list[tuple[int, int]]:
     return [_kept_size(form, path) for path in paths]
 
 
-def _kept_size(form: Form, path: Path) -> tuple[int, int]:
+def _kept_size(form: Shrunk, path: Path) -> tuple[int, int]:
     file, box = split_box(path)
     if box is not None:
         return form.size(box[3], box[2])
@@ -95,7 +95,7 @@ def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
     Raises UnreadableImage for the first file that cannot be read.
     """
     if isinstance(form, CentralCrop):
-        return torch.tensor([form.size(0, 0)]).expand(len(table), 2)
+        return torch.full((len(table), 2), form.crop)
     num_workers = min(num_workers, len(table) // 1000)  # starting a worker takes as long as reading 1000 headers
     parts = _read(table, partial(_kept_sizes, form), num_workers, 256, "reading image sizes")
     return torch.tensor([size for part in parts for size in part], dtype=torch.int64).view(-1, 2)

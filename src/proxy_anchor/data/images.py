@@ -121,28 +121,20 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] | None = None
     except FileNotFoundError as error:
         raise UnreadableImage(f"image {source} is missing: restore it or remove it from the list.") from error
     except UNREADABLE as error:
-        if isinstance(source, Path):
-            name, repair = f"image {source}", ": replace or remove it."
-            is_empty = source.is_file() and source.stat().st_size == 0
-        else:
-            name, repair, is_empty = "the image", ".", not source.getbuffer()
-        is_unknown = isinstance(error, Image.UnidentifiedImageError)
-        reason = "empty file" if is_empty else "no image of a known format" if is_unknown else reason_of(error)
+        is_file, is_unknown = isinstance(source, Path), isinstance(error, Image.UnidentifiedImageError)
+        name, repair = (f"image {source}", ": replace or remove it.") if is_file else ("the image", ".")
+        reason = "no image of a known format" if is_unknown else reason_of(error)
         raise UnreadableImage(f"{name} cannot be read ({reason}){repair}") from error
 
 
-def default_num_workers() -> int:
-    """Default number of decoding processes: the available CPUs, at most 16."""
-    return min(16, available_cpus())
-
-
 def fit_workers(num_workers: int | None, loaders: Sequence[tuple[int, int]], key: str = "data.num_workers") -> int:
-    """Worker processes of each loader: as given, or by default as many as have shared memory and open files.
+    """Worker processes of each loader: as given, or as many as have shared memory and open files.
 
+    The default is the available CPUs, at most 16.
     loaders: (bytes of a batch, number of batches) of all loaders of this rank; a worker keeps two batches ready.
     Raises UsageError where a given number does not fit, and prints a line where the default is lowered.
     """
-    wanted = default_num_workers() if num_workers is None else num_workers
+    wanted = min(16, available_cpus()) if num_workers is None else num_workers
     if not SHARED_MEMORY.is_dir():
         return wanted
     import resource
@@ -183,7 +175,7 @@ class ImageDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
         epoch, row = divmod(index, len(self.table))
-        image = read_rgb(self.table.paths[row]) if self.decoded is None else self.decoded.image(row)
+        image = read_rgb(self.table.paths[row]) if self.decoded is None else Image.fromarray(self.decoded.array(row))
         return self.crops(image, epoch, row), self.labels[row], row
 
 
@@ -283,7 +275,3 @@ class DecodedImages:
         """View of image `row` as (height, width, 3); for values on the CPU."""
         (height, width), start = self.sizes[row].tolist(), int(self.offsets[row])
         return self.values[start : start + 3 * height * width].numpy().reshape(height, width, 3)
-
-    def image(self, row: int) -> Image.Image:
-        """Image `row` as a Pillow image."""
-        return Image.fromarray(self.array(row))

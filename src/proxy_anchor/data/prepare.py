@@ -15,9 +15,7 @@ from urllib.parse import unquote, urlparse
 
 import pooch
 import requests
-from tqdm import tqdm
 
-from proxy_anchor.data.files import is_hidden
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError, reason_of
 
@@ -55,8 +53,6 @@ def prepare(
     Raises UsageError when `root` holds something else, when an archive cannot be fetched, is damaged or is not the
     published file, and when the loader refuses the result.
     """
-    if not archives:
-        raise UsageError("archive=[] names no archive: pass files or http(s) addresses.")
     root = Path(root).resolve()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         try:
@@ -126,24 +122,17 @@ def _verify(file: Path) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Extract the regular files of an archive into `folder`, or copy a list.
+    """Unpack an archive into `folder`, or copy a list.
 
-    Nothing is written outside `folder`: names with ".." count as hidden, and tarfile and zipfile strip a leading slash
-    or drive. Links and devices are skipped. Raises UsageError for an encrypted, damaged or unknown archive.
+    Nothing is written outside `folder`, see `shutil.unpack_archive`. Raises UsageError for an encrypted, damaged or
+    unknown archive.
     """
-    bar = {"desc": f"unpacking {archive.name}", "unit": " files", "disable": None}
+    print(f"unpacking {archive.name}", flush=True)
     try:
         if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as packed:
-                names = [name for name in packed.namelist() if not is_hidden(Path(name))]
-                packed.extractall(folder, tqdm(names, **bar))
+            shutil.unpack_archive(archive, folder, "zip")
         elif tarfile.is_tarfile(archive):
-            with tarfile.open(archive) as tar:
-                members = (each for each in tqdm(tar, **bar) if each.isfile() and not is_hidden(Path(each.name)))
-                tar.extractall(folder, members, filter="data")
-                # tarfile stops before the checksum at the end of a compressed file.
-                while tar.fileobj is not None and tar.fileobj.read(2**20):
-                    pass
+            shutil.unpack_archive(archive, folder, "tar", filter="data")
         elif archive.suffix.lower() in _LISTS:
             shutil.copyfile(archive, folder / archive.name)
         else:

@@ -96,18 +96,12 @@ class PKBatches(ShuffledBatches):
         check_int("data.images_per_class", images_per_class, 2)
         super().__init__(len(labels), batch_size, seed=seed, rank=rank, world_size=world_size)
         self.images_per_class, self.num_groups = images_per_class, batch_size // images_per_class
-        if batch_size % images_per_class:
+        if batch_size % images_per_class or self.num_groups < 2:  # a single class has no negatives
             step = math.lcm(images_per_class, world_size)
             nearest = max(-(-2 * images_per_class // step), round(batch_size / step)) * step
             raise UsageError(
-                f"data.batch_size={batch_size} is not a multiple of data.images_per_class={images_per_class}: set "
-                f"data.batch_size={nearest}, or data.images_per_class=null for shuffled batches."
-            )
-        if self.num_groups < 2:
-            raise UsageError(
-                f"data.batch_size={batch_size} with data.images_per_class={images_per_class} is one class per "
-                f"batch, which has no negatives: set data.batch_size={2 * math.lcm(images_per_class, world_size)} "
-                "or more."
+                f"data.batch_size={batch_size} is not a multiple of data.images_per_class={images_per_class} for two "
+                f"classes or more: set data.batch_size={nearest}, or data.images_per_class=null for shuffled batches."
             )
         order = np.argsort(labels, kind="stable")
         counts = np.unique(np.asarray(labels)[order], return_counts=True)[1]

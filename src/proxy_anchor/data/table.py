@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -187,40 +187,26 @@ def require_files(paths: Sequence[Path], what: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ExpectedCounts:
-    """Number of images and classes in a benchmark's class-disjoint protocol."""
-
-    train_classes: int
-    train: int
-    test_classes: int
-    query: int
-    gallery: int | None = None
+Counts = Mapping[str, tuple[int, int]]  # {table: (images, classes)} of a benchmark's protocol
 
 
-def require_benchmark(
-    splits: Splits, expected: ExpectedCounts, *, allow_partial: bool, verify_files: bool, hint: str = ""
-) -> Splits:
+def require_benchmark(splits: Splits, expected: Counts, *, allow_partial: bool, verify_files: bool) -> Splits:
     """Raise UsageError unless all images exist and the counts are the expected ones.
 
     allow_partial: remove missing images, accept other counts and say so in the notice of the returned splits, if both
     sides hold images. verify_files: False does not look for the files.
-    hint: the likely reason for other counts, for the message.
     """
     bad = missing_or_empty(path for table in splits.tables.values() for path in table.paths) if verify_files else {}
     if bad:
-        hint = f"{len(bad)} listed images are missing or empty: it looks like a partial download ({shorten(bad)})"
-        splits = _without(splits, bad)
-    found = ExpectedCounts(
-        splits.train.num_classes,
-        len(splits.train),
-        splits.query.num_classes,
-        len(splits.query),
-        None if splits.gallery is None else len(splits.gallery),
-    )
+        train, *searched = [[row for row in table.rows if row[0] not in bad] for table in splits.tables.values()]
+        [kept], [query, *gallery] = make_tables(train), make_tables(*searched)
+        splits = replace(splits, train=kept, query=query, gallery=gallery[0] if gallery else None)
+    found = {name: (len(table), table.num_classes) for name, table in splits.tables.items()}
     if found == expected:
         return splits
-    difference = f"expected {_describe(expected)}; found {_describe(found)}" + (f" ({hint})" if hint else "")
+    difference = f"expected {_describe(expected)}; found {_describe(found)}"
+    if bad:
+        difference += f" ({len(bad)} listed images are missing or empty: {shorten(bad)})"
     if not allow_partial or not len(splits.train) or not len(splits.query):
         raise UsageError(
             f"{splits.name} is not the whole benchmark: {difference}. Complete the download (src/check.py lists "
@@ -230,22 +216,8 @@ def require_benchmark(
     return replace(splits, notice=notice + (f" {splits.notice}" if splits.notice else ""))
 
 
-def _without(splits: Splits, paths: Container[Path]) -> Splits:
-    train, query, *gallery = (
-        [row for row in table.rows if row[0] not in paths]
-        for table in (splits.train, splits.query, splits.gallery)
-        if table is not None
-    )
-    [train_table], [query_table, *gallery_table] = make_tables(train), make_tables(query, *gallery)
-    return replace(splits, train=train_table, query=query_table, gallery=gallery_table[0] if gallery_table else None)
-
-
-def _describe(counts: ExpectedCounts) -> str:
-    gallery = "" if counts.gallery is None else f" query + {counts.gallery:,} gallery"
-    return (
-        f"{counts.train:,} training images of {counts.train_classes:,} classes and "
-        f"{counts.query:,}{gallery} test images of {counts.test_classes:,} classes"
-    )
+def _describe(counts: Counts) -> str:
+    return ", ".join(f"{images:,} {name} images of {classes:,} classes" for name, (images, classes) in counts.items())
 
 
 def data_fingerprint(splits: Splits) -> dict[str, str]:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.clustering import normalized_mutual_info_score
 
-from proxy_anchor.errors import UsageError, check_int
-from proxy_anchor.retrieval.metrics import Array, as_labels
+from proxy_anchor.retrieval.ranking import Array, paired
 from proxy_anchor.retrieval.rows import as_rows, normalise
 from proxy_anchor.retrieval.search import full_precision, row_chunks
 
@@ -26,14 +25,12 @@ def nmi(embeddings: Array, labels: Array, *, seed: int = 0, num_iterations: int 
     With a query-gallery split, pass the rows to be clustered. seed, num_iterations: see `kmeans`.
     Classes of one image count like all others, because nothing is searched. A single class gives 0.
     Memory: a table of classes x clusters, 8 bytes each.
-    Raises UsageError for NaN or infinite embeddings (counted), shapes that disagree, and what `kmeans` refuses.
+    Raises UsageError for NaN or infinite embeddings (counted) and shapes that disagree.
     Manning et al. 2008, section 16.3, with the arithmetic mean of the entropies as denominator, as in Song et al. 2016.
     """
-    rows, classes = as_rows(embeddings, "embeddings"), as_labels(labels, "labels").cpu()
-    if len(rows) != len(classes):
-        raise UsageError(f"{len(rows)} embeddings but {len(classes)} labels: each row needs one.")
-    clusters = kmeans(rows, len(classes.unique()), seed=seed, num_iterations=num_iterations).cpu()
-    return normalized_mutual_info_score(clusters, classes, "arithmetic").clamp(0, 1).item()
+    rows, classes = paired(embeddings, labels, "input")
+    clusters = kmeans(rows, len(classes.unique()), seed=seed, num_iterations=num_iterations)
+    return normalized_mutual_info_score(clusters.cpu(), classes.cpu(), "arithmetic").clamp(0, 1).item()
 
 
 def kmeans(embeddings: Array, num_clusters: int, *, seed: int = 0, num_iterations: int = 20) -> Tensor:
@@ -42,15 +39,9 @@ def kmeans(embeddings: Array, num_clusters: int, *, seed: int = 0, num_iteration
     embeddings: (N, D) float; clustered as unit vectors by Euclidean distance. The result is on their device.
     num_clusters: 1 to N. seed: of the rows to start from. num_iterations: how often each centroid moves to the mean of
     its rows. The centroid of an empty cluster stays.
-    Raises UsageError for num_clusters out of range and NaN or infinite embeddings.
+    Raises UsageError for NaN or infinite embeddings.
     """
-    check_int("num_iterations", num_iterations, 1)
-    check_int("num_clusters", num_clusters, 1)
-    check_int("seed", seed, 0)
-    table = as_rows(embeddings, "embeddings")
-    if num_clusters > len(table):
-        raise UsageError(f"num_clusters={num_clusters}, but there are only {len(table)} rows to start from.")
-    rows = normalise(table, "input").float()
+    rows = normalise(as_rows(embeddings, "embeddings"), "input").float()
     start = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:num_clusters]
     centroids = rows[start.to(rows.device)]
     with full_precision(rows.device):

@@ -23,7 +23,6 @@ from torch import Tensor
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval.ranking import (
     Array,
-    Problem,
     as_labels,
     first_positive_ranks,
     make_problem,
@@ -68,23 +67,29 @@ def recall_at_k(
     Raises UsageError for K out of range, NaN or infinite embeddings (counted), and shapes that disagree.
     Kim et al. 2020, section 4 (evaluation protocol of Song et al. 2016).
     """
+    ks = as_ks(k)
     problem = make_problem(embeddings, labels, gallery, gallery_labels, exclude_self)
-    return _recall(problem, as_ks(k), engine)
+    for each in ks:
+        check_k(each, len(problem.gallery), problem.exclude_self)
+    ranks = first_positive_ranks(problem, ks, engine)
+    hits = (ranks[:, None] <= torch.tensor(ks, device=ranks.device)).sum(0).tolist()
+    return {each: count / len(ranks) for each, count in zip(ks, hits, strict=True)}
 
 
-def map_at_r(
+def metrics_at_r(
     embeddings: Array,
     labels: Array,
     *,
     gallery: Array | None = None,
     gallery_labels: Array | None = None,
     exclude_self: bool = False,
-) -> float:
-    """Mean average precision at R.
+) -> dict[str, float]:
+    """{"map_at_r": mean average precision at R, "r_precision"} from one ranking.
 
     R: number of positives of a query in the gallery, itself excluded; it differs between queries.
     AP@R = 1/R * sum over ranks i = 1..R of P(i), where P(i) is the precision of the i nearest neighbours if the i-th is
-    of the query's class, else 0. The value is the mean of AP@R over queries, in [0, 1].
+    of the query's class, else 0. MAP@R is the mean of AP@R over queries, in [0, 1]. R-precision is the share of
+    positives among the R nearest neighbours, averaged over queries, in [0, 1].
 
     embeddings, labels, gallery, gallery_labels, exclude_self: as in `recall_at_k`.
     Denominator: all Q queries; one with R = 0 counts as 0, as it is a miss in Recall@K, so that all columns of a
@@ -100,57 +105,24 @@ def map_at_r(
     Raises UsageError for NaN or infinite embeddings (counted) and shapes that disagree.
     Musgrave et al. 2020, "A Metric Learning Reality Check", the two equations of MAP@R.
     """
-    return metrics_at_r(embeddings, labels, gallery, gallery_labels, exclude_self)["map_at_r"]
-
-
-def r_precision(
-    embeddings: Array,
-    labels: Array,
-    *,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
-    exclude_self: bool = False,
-) -> float:
-    """Share of positives among the R nearest neighbours, averaged over queries, in [0, 1].
-
-    R, denominator (all Q queries, 0 where R = 0), self-match, ties, memory, raises: as in `map_at_r`.
-    Musgrave et al. 2020, "A Metric Learning Reality Check".
-    """
-    return metrics_at_r(embeddings, labels, gallery, gallery_labels, exclude_self)["r_precision"]
-
-
-def metrics_at_r(
-    embeddings: Array,
-    labels: Array,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
-    exclude_self: bool = False,
-) -> dict[str, float]:
-    """{"map_at_r", "r_precision"} from one ranking; see `map_at_r` and `r_precision`."""
-    return _means(*_scores_at_r(make_problem(embeddings, labels, gallery, gallery_labels, exclude_self)))
+    problem = make_problem(embeddings, labels, gallery, gallery_labels, exclude_self)
+    positives = problem.positives
+    average_precision, precision = torch.zeros_like(positives, dtype=torch.float64).repeat(2, 1)
+    with full_precision(problem.queries.device):
+        # Queries of one chunk have about the same R, so lists are short where R is small.
+        by_r = positives.argsort(stable=True)
+        by_r = by_r[positives[by_r] > 0]
+        for chunk in row_chunks(len(by_r), 4 * len(problem.gallery)):  # 4: float64, and lists up to the same size
+            rows = by_r[chunk]
+            r = positives[rows, None]
+            found = nearest_at_r(problem, rows, r)
+            correct = problem.gallery_labels[found] == problem.labels[rows, None]
+            average_precision[rows], precision[rows] = _at_r(correct, r)
+    return _means(average_precision, precision)
 
 
 def _means(average_precision: Tensor, precision: Tensor) -> dict[str, float]:
     return {"map_at_r": average_precision.mean().item(), "r_precision": precision.mean().item()}
-
-
-def retrieval_metrics(
-    embeddings: Array,
-    labels: Array,
-    k: int | Iterable[int] = (1, 2, 4, 8),
-    *,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
-    exclude_self: bool = False,
-    engine: str = "auto",
-) -> dict[str, float]:
-    """Recall@K, MAP@R and R-precision: {"recall_at_1": ..., "map_at_r": ..., "r_precision": ...}.
-
-    Arguments, rules and errors: as in `recall_at_k` and `map_at_r`. `engine` affects Recall@K only.
-    """
-    problem = make_problem(embeddings, labels, gallery, gallery_labels, exclude_self)
-    values = {f"recall_at_{each}": recall for each, recall in _recall(problem, as_ks(k), engine).items()}
-    return values | _means(*_scores_at_r(problem))
 
 
 def metrics_of_ranking(
@@ -160,7 +132,7 @@ def metrics_of_ranking(
 
     For re-ranking or an approximate index. ranking: (Q, M) gallery indices, nearest first, without the query itself.
     labels: (Q,) integers. gallery_labels: (N,); None: the queries search each other.
-    Denominators and queries without a positive: as in `recall_at_k` and `map_at_r`; the order is taken as given.
+    Denominators and queries without a positive: as in `recall_at_k` and `metrics_at_r`; the order is taken as given.
     Raises UsageError when M is below the largest K or the largest R, and for an index outside the gallery.
     """
     ks = as_ks(k)
@@ -198,38 +170,10 @@ def num_queries_without_positive(labels: Array, gallery_labels: Array | None = N
     return int((num_positives(labels, gallery_labels) == 0).sum())
 
 
-def _recall(problem: Problem, ks: tuple[int, ...], engine: str) -> dict[int, float]:
-    for each in ks:
-        check_k(each, len(problem.gallery), problem.exclude_self)
-    ranks = first_positive_ranks(problem, ks, engine)
-    hits = (ranks[:, None] <= torch.tensor(ks, device=ranks.device)).sum(0).tolist()
-    return {each: count / len(ranks) for each, count in zip(ks, hits, strict=True)}
-
-
-def _scores_at_r(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Average precision at R and R-precision, (Q,) float64 each; 0 where R is 0."""
-    positives = problem.positives
-    average_precision, precision = torch.zeros_like(positives, dtype=torch.float64).repeat(2, 1)
-    with full_precision(problem.queries.device):
-        # Queries of one chunk have about the same R, so lists are short where R is small.
-        by_r = positives.argsort(stable=True)
-        by_r = by_r[positives[by_r] > 0]
-        for chunk in row_chunks(len(by_r), 4 * len(problem.gallery)):  # 4: float64, and lists up to the same size
-            rows = by_r[chunk]
-            r = positives[rows, None]
-            found = nearest_at_r(problem, rows, r)
-            correct = problem.gallery_labels[found] == problem.labels[rows, None]
-            average_precision[rows], precision[rows] = _at_r(correct, r)
-    return average_precision, precision
-
-
 def as_ks(k: int | Iterable[int]) -> tuple[int, ...]:
     """Convert to distinct Ks, each at least 1, or raise UsageError."""
     try:
-        ks = [k] if not isinstance(k, Iterable) else list(k)
-        if any(isinstance(each, bool) for each in ks):
-            raise TypeError
-        ks = [operator.index(each) for each in ks]
+        ks = [operator.index(each) for each in (k if isinstance(k, Iterable) else [k])]
     except TypeError:
         raise UsageError(f"k={k!r}: expected a whole number or several.") from None
     if not ks or min(ks) < 1:

@@ -58,11 +58,11 @@ def make_problem(
     """Check the input of a metric; arguments as in `metrics.recall_at_k`."""
     if (gallery is None) != (gallery_labels is None):
         raise UsageError("gallery and gallery_labels go together: give both, or neither to search the queries.")
-    rows, wanted = _paired(embeddings, labels, "query")
+    rows, wanted = paired(embeddings, labels, "query")
     if gallery is None or gallery_labels is None:
         unit = normalise(rows, "query")
         return Problem(unit, wanted, unit, wanted, True)
-    gallery_rows, held = (each.to(rows.device) for each in _paired(gallery, gallery_labels, "gallery"))
+    gallery_rows, held = (each.to(rows.device) for each in paired(gallery, gallery_labels, "gallery"))
     check_same_dim(rows, gallery_rows)
     queries, unit = normalise(rows, "query"), normalise(gallery_rows, "gallery")
     if exclude_self and not torch.equal(wanted, held[: len(wanted)]):
@@ -235,7 +235,8 @@ def as_labels(labels: Array, name: str) -> Tensor:
     return labels.detach().long()
 
 
-def _paired(embeddings: Array, labels: Array, name: str) -> tuple[Tensor, Tensor]:
+def paired(embeddings: Array, labels: Array, name: str) -> tuple[Tensor, Tensor]:
+    """Convert to (rows, D) floats and (rows,) int64 labels on their device, or raise UsageError."""
     rows = as_rows(embeddings, f"{name} embeddings")
     classes = as_labels(labels, f"{name} labels").to(rows.device)
     if len(rows) != len(classes):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.retrieval.metrics import as_ks, as_labels, recall_at_k
@@ -27,7 +26,7 @@ class RecallAtK(Metric):
     dims: numbers of leading dimensions to search alone, in addition to the whole embeddings.
 
     `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank, and "recall_at_1_dim64" for 64 in
-    `dims`. `forward` adds a batch as `update` does and returns nothing: the Recall of a batch says little.
+    `dims`. Every rank needs at least one row.
 
     exclude_self: gallery rows of a query's dataset index are that query's own, and never its neighbours; every query
     needs one. Among equal similarities the queries' own rows come before the other gallery rows.
@@ -64,10 +63,6 @@ class RecallAtK(Metric):
         for name in ("embeddings", "labels", "indices", "in_gallery"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def forward(self, *args: Any, **kwargs: Any) -> None:
-        """Add a batch, see `update`."""
-        self.update(*args, **kwargs)
-
     def update(
         self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, *, is_gallery: bool = False
     ) -> None:
@@ -96,9 +91,12 @@ class RecallAtK(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Recall of all rows since the last reset.
 
-        Rank 0 searches and broadcasts the result, or its UsageError, which is then raised on every rank.
+        Every rank searches the same rows, exactly: the value, or the error, is the same on all.
         """
-        recall = self._search_once() if self._is_synced and _several_ranks() else self._search()
+        try:
+            recall = self._search()
+        except UsageError as error:
+            raise AgreedError(str(error)) from error
         return {key: torch.tensor(value, dtype=torch.float64, device=self.device) for key, value in recall.items()}
 
     def gathered_embeddings(self) -> list[Tensor]:
@@ -113,34 +111,6 @@ class RecallAtK(Metric):
             if in_gallery.any():
                 parts.append(embeddings[_distinct(indices, in_gallery)].cpu())
         return parts
-
-    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        """Gather the rows of all ranks.
-
-        For a rank without rows torchmetrics sends float32 of shape (0,), which does not match the other ranks.
-        """
-        group = process_group or self.process_group
-        dim = self.embeddings[0].shape[-1] if len(self.embeddings) else 0
-        device = self.embeddings[0].device if len(self.embeddings) else self.device
-        dims = dist_sync_fn(torch.tensor(dim, device=device), group=group)
-        if not len(self.embeddings):
-            self.embeddings = [torch.empty(0, int(max(dims)), device=device)]
-            self.labels = [torch.empty(0, dtype=torch.int64, device=device)]
-            self.indices = [torch.empty(0, dtype=torch.int64, device=device)]
-            self.in_gallery = [torch.empty(0, dtype=torch.bool, device=device)]
-        super()._sync_dist(dist_sync_fn, process_group=group)
-
-    def _search_once(self) -> dict[str, float]:
-        outcome: list[Any] = [None]
-        if torch.distributed.get_rank(self.process_group) == 0:
-            try:
-                outcome = [self._search()]
-            except UsageError as error:  # the other ranks wait for the broadcast
-                outcome = [str(error)]
-        torch.distributed.broadcast_object_list(outcome, group=self.process_group, group_src=0)
-        if isinstance(outcome[0], str):
-            raise AgreedError(outcome[0])
-        return outcome[0]
 
     def _search(self) -> dict[str, float]:
         if not any(map(len, self.embeddings)):

@@ -12,7 +12,7 @@ import torch
 from scipy.sparse import csc_matrix, csr_matrix
 from torch import Tensor
 
-from proxy_anchor.errors import UsageError, check_choice, check_int, check_number
+from proxy_anchor.errors import check_choice
 from proxy_anchor.retrieval.metrics import metrics_of_ranking, num_positives
 from proxy_anchor.retrieval.rows import as_rows, check_k, check_same_dim, normalise
 from proxy_anchor.retrieval.search import full_precision, nearest, order_ties, resolve_engine, row_chunks, search
@@ -71,24 +71,18 @@ def query_expansion(
 
     embeddings: (Q, D) float. gallery: (N, D); None: the other rows of `embeddings`. num_neighbours: capped at the size
     of the gallery. Neighbours of negative similarity have weight 0. alpha = 0 is the plain average of Chum et al. 2007.
-    Returns (Q, D) float32 unit vectors. Raises UsageError for a value out of range, NaN, shapes that disagree.
+    Returns (Q, D) float32 unit vectors. Raises UsageError for NaN and shapes that disagree.
     Radenovic et al. 2018, "Fine-tuning CNN Image Retrieval with No Human Annotation", section 3.4 (alpha 3). They
     average 50 neighbours in a gallery of a million images; 5 here, because classes are small.
     """
-    check_int("num_neighbours", num_neighbours, 1)
-    check_number("alpha", alpha, 0)
-    rows = as_rows(embeddings, "queries")
-    found = rows if gallery is None else as_rows(gallery, "gallery").to(rows.device)
-    available = len(found) - (gallery is None)
-    similarities, indices = search(
-        rows, found, min(num_neighbours, max(available, 1)), engine=engine, exclude_self=gallery is None
-    )
-    unit = normalise(rows, "query").float()
-    unit_gallery = unit if gallery is None else normalise(found, "gallery").float()
-    expanded = unit.clone()
+    rows = normalise(as_rows(embeddings, "queries"), "query").float()
+    found = rows if gallery is None else normalise(as_rows(gallery, "gallery").to(rows.device), "gallery").float()
+    k = min(num_neighbours, max(len(found) - (gallery is None), 1))
+    similarities, indices = search(rows, found, k, engine=engine, exclude_self=gallery is None)
+    expanded = rows.clone()
     weights = similarities.clamp_min(0) ** alpha * (similarities > 0)  # 0 ** 0 is 1
-    for chunk in row_chunks(len(unit), indices.shape[1] * unit.shape[1]):
-        expanded[chunk] += (weights[chunk, :, None] * unit_gallery[indices[chunk]]).sum(1)
+    for chunk in row_chunks(len(rows), k * rows.shape[1]):
+        expanded[chunk] += (weights[chunk, :, None] * found[indices[chunk]]).sum(1)
     return normalise(expanded, "expanded query").float()
 
 
@@ -104,12 +98,9 @@ def k_reciprocal(
     Ties: equal distances rank by index, lower first, within the K listed.
     Memory beyond the input: normalised copies, about 60 * k2 entries of 12 bytes per image, and chunks of
     search.CHUNK_ELEMENTS. Time: two products of all images with all, and about (60 * k2)^2 operations per query.
-    Raises UsageError for K out of range, a value out of range, NaN, shapes that disagree.
+    Raises UsageError for K out of range, NaN, shapes that disagree.
     Zhong et al. 2017, "Re-ranking Person Re-identification with k-reciprocal Encoding", equations 1-12 (20, 6, 0.3).
     """
-    check_int("k1", k1, 1)
-    check_int("k2", k2, 1)
-    check_number("weight", weight, 0, maximum=1)
     queries = as_rows(embeddings, "queries")
     rows = normalise(queries, "query").float()
     if gallery is not None:
@@ -119,11 +110,13 @@ def k_reciprocal(
     offset = 0 if gallery is None else len(queries)
     num_found = len(rows) - offset
     check_k(k, num_found, exclude_self=gallery is None)
-    if len(rows) < 2:
-        raise UsageError("k_reciprocal needs at least two images.")
     with full_precision(rows.device):
-        ranking = _neighbours(rows, min(k1 + 1, len(rows)))
-        largest = _largest_distance(rows)
+        listed = min(k1, len(rows) - 1)
+        engine = resolve_engine("auto", listed, exclude_self=True, device=rows.device)
+        others = nearest(rows, rows, listed, engine, exclude_self=True)[1]
+        ranking = torch.cat([torch.arange(len(rows), device=rows.device)[:, None], others], dim=1)  # itself first
+        parts = [(2 - 2 * rows[chunk] @ rows.T).amax(1) for chunk in row_chunks(len(rows), len(rows))]
+        largest = torch.cat(parts).clamp_min(torch.finfo(rows.dtype).tiny)  # of each row to any row; positive
         encoding = _encode(rows, ranking, largest, k1)
         if k2 > 1:  # Eq. 11: the mean encoding of the first k2 neighbours, itself included
             near = ranking[:, :k2].cpu().numpy()
@@ -144,19 +137,6 @@ def k_reciprocal(
             nearness, indices[chunk] = order_ties(*(-total).topk(k))
             distances[chunk] = -nearness
     return distances, indices
-
-
-def _neighbours(rows: Tensor, listed: int) -> Tensor:
-    """(N, listed) indices: each row itself, then its nearest other rows."""
-    own = torch.arange(len(rows), device=rows.device)[:, None]
-    engine = resolve_engine("auto", listed - 1, exclude_self=True, device=rows.device)
-    return torch.cat([own, nearest(rows, rows, listed - 1, engine, exclude_self=True)[1]], dim=1)
-
-
-def _largest_distance(rows: Tensor) -> Tensor:
-    """(N,) largest 2 - 2 cos from each row to any row; positive."""
-    parts = [(2 - 2 * rows[chunk] @ rows.T).amax(1) for chunk in row_chunks(len(rows), len(rows))]
-    return torch.cat(parts).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
 def _mutual(ranking: Tensor, k: int) -> list[set[int]]:

@@ -35,9 +35,8 @@ def as_rows(embeddings: Tensor | np.ndarray, name: str) -> Tensor:
         raise UsageError(f"{name}: expected a torch tensor or numpy array, got {type(embeddings).__name__}.")
     dense = embeddings.layout == torch.strided and embeddings.dtype in _FLOATS
     if embeddings.ndim != 2 or 0 in embeddings.shape or not dense:
-        layout, kind = (str(each).removeprefix("torch.") for each in (embeddings.layout, embeddings.dtype))
-        shape, kind = tuple(embeddings.shape), kind if embeddings.layout == torch.strided else f"{layout} {kind}"
-        raise UsageError(f"{name}: expected a non-empty (rows, D) float table, got {kind} of shape {shape}.")
+        kind = f"{embeddings.dtype} ({embeddings.layout}) of shape {tuple(embeddings.shape)}"
+        raise UsageError(f"{name}: expected a non-empty, dense (rows, D) float table, got {kind}.")
     return embeddings.detach()
 
 

@@ -99,7 +99,8 @@ def resolve_engine(
     resident: the gallery stays on the device between searches of few queries.
     auto: torch for a resident gallery on a GPU; faiss on the GPU if it works and allows K; else torch if the embeddings
     are on a GPU or K is too large for faiss; else faiss on the CPU if installed; else torch.
-    Raises UsageError for an unknown name and for a named engine that is missing or cannot return K rows.
+    faiss_gpu: torch where K is too large for it, with the same results.
+    Raises UsageError for an unknown name and for a named engine that is missing.
     """
     check_choice("engine", name, ENGINES)
     check_int("k", k, 1)
@@ -114,20 +115,13 @@ def resolve_engine(
             return "faiss_gpu" if listed <= FAISS_GPU_MAX_K else "torch"
         return "faiss_cpu" if not on_gpu and has_faiss() else "torch"
     if not has_faiss():
-        package = "faiss-cpu" if name == "faiss_cpu" else "faiss-gpu"
-        raise UsageError(f"engine={name}: faiss is not installed; pip install {package}, or use engine=torch.")
-    if name == "faiss_gpu":
-        if not faiss_gpu_works():
-            raise UsageError(
-                "engine=faiss_gpu: this faiss finds no working GPU (a CPU build, no CUDA device, or a test search that "
-                "failed); install faiss-gpu in place of faiss-cpu, or use engine=faiss_cpu or engine=torch."
-            )
-        if listed > FAISS_GPU_MAX_K:
-            raise UsageError(
-                f"engine=faiss_gpu: K={k}{' and the row itself' if exclude_self else ''}, but faiss returns at most "
-                f"{FAISS_GPU_MAX_K} rows on a GPU; lower K or use engine=torch."
-            )
-    return name
+        raise UsageError(f"engine={name}: pip install {name.replace('_', '-')} is needed, or use engine=torch.")
+    if name == "faiss_gpu" and not faiss_gpu_works():
+        raise UsageError(
+            "engine=faiss_gpu: this faiss finds no working GPU (a CPU build, no CUDA device, or a test search that "
+            "failed); install faiss-gpu in place of faiss-cpu, or use engine=faiss_cpu or engine=torch."
+        )
+    return "torch" if name == "faiss_gpu" and listed > FAISS_GPU_MAX_K else name
 
 
 def has_faiss() -> bool:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import UsageError, check_number
-from proxy_anchor.retrieval.metrics import as_labels
-from proxy_anchor.retrieval.rows import as_rows, normalise
+from proxy_anchor.retrieval.ranking import paired
+from proxy_anchor.retrieval.rows import normalise
 from proxy_anchor.retrieval.search import full_precision
 
 _ABOVE = 1e-6  # several rounding errors of a float32 similarity
@@ -58,10 +58,7 @@ def calibrate_threshold(
     Raises UsageError for a rate outside (0, 1), NaN, or labels without two classes or without a pair of one class.
     """
     check_number("false_accept_rate", false_accept_rate, 0, maximum=1, exclusive=True)
-    rows = as_rows(embeddings, "embeddings")
-    classes = as_labels(labels, "labels").to(rows.device)
-    if len(rows) != len(classes):
-        raise UsageError(f"{len(rows)} embeddings and {len(classes)} labels: give one label per embedding.")
+    rows, classes = paired(embeddings, labels, "labelled")
     if len(rows) > MAX_IMAGES:
         chosen = np.sort(np.random.default_rng(seed).choice(len(rows), MAX_IMAGES, replace=False))
         rows, classes = rows[torch.from_numpy(chosen)], classes[torch.from_numpy(chosen)]

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from proxy_anchor.data.benchmarks.lists import find_below
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
+from proxy_anchor.data.table import Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
-EXPECTED = ExpectedCounts(train_classes=98, train=8054, test_classes=98, query=8131)
+EXPECTED = {"train": (8054, 98), "query": (8131, 98)}
 _LAST_TRAIN_CLASS = 98
-_CLASSES = 196
 _PARTS = {
     "cars_train": ("cars_train_annos.mat",),
     "cars_test": ("cars_test_annos_withlabels.mat", "cars_test_annos.mat"),
@@ -35,28 +34,28 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
     Raises UsageError when annotations are missing or have no classes, files are missing, or counts differ.
     """
     root = Path(root)
-    rows, note = _joint(root) or _two_folders(root)
+    rows = _joint(root) or _two_folders(root)
     names = _class_names(root)
     train = [(path, names.get(label, str(label))) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, names.get(label, str(label))) for path, label in rows if label > _LAST_TRAIN_CLASS]
     [train_table], [test_table] = make_tables(train), make_tables(test)
     return require_benchmark(
-        Splits("cars", train_table, test_table),
-        EXPECTED,
-        allow_partial=allow_partial,
-        verify_files=verify_files,
-        hint=note,
+        Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
     )
+
+
+def _load(file: Path) -> dict[str, Any]:
+    from scipy.io import loadmat
+
+    try:
+        return loadmat(file, squeeze_me=True)
+    except Exception as error:  # scipy raises many types for damaged files
+        raise UsageError(f"{file} cannot be read as a file of Cars-196 ({error}): fetch it again.") from error
 
 
 def _read_annotations(file: Path) -> list[tuple[str, int]]:
     """(file name, class id from 1) of each row of an annotation file."""
-    from scipy.io import loadmat
-
-    try:
-        annotations = loadmat(file, squeeze_me=True)["annotations"]
-    except Exception as error:  # scipy raises many types for damaged files
-        raise UsageError(f"{file} cannot be read as a Cars-196 annotation file ({error}): fetch it again.") from error
+    annotations = _load(file).get("annotations", np.empty(0))
     fields = annotations.dtype.names or ()
     if "class" not in fields:
         raise UsageError(
@@ -72,40 +71,28 @@ def _read_annotations(file: Path) -> list[tuple[str, int]]:
 
 def _class_names(root: Path) -> dict[int, str]:
     """{1: "1 AM General Hummer SUV 2000", ...}, or {} without names."""
-    from scipy.io import loadmat
-
-    for name in ("cars_meta.mat", "cars_annos.mat"):
-        file = find_below(root, name)
-        try:
-            names: Any = [] if file is None else np.atleast_1d(loadmat(file, squeeze_me=True)["class_names"])
-        except Exception:  # no names, or a damaged file
-            continue
-        if len(names) == _CLASSES:
-            return {number: f"{number} {each}" for number, each in enumerate(names, start=1)}
-    return {}
+    file = find_below(root, "cars_meta.mat", "cars_annos.mat")
+    names = [] if file is None else _load(file).get("class_names", [])
+    return {number: f"{number} {each}" for number, each in enumerate(names, start=1)}
 
 
-def _joint(root: Path) -> tuple[list[tuple[Path, int]], str] | None:
+def _joint(root: Path) -> list[tuple[Path, int]]:
     folder, file = find_below(root, "car_ims"), find_below(root, "cars_annos.mat")
     if folder is None or file is None:
-        return None
-    return [(folder / Path(name).name, label) for name, label in _read_annotations(file)], ""
+        return []
+    return [(folder / Path(name).name, label) for name, label in _read_annotations(file)]
 
 
-def _two_folders(root: Path) -> tuple[list[tuple[Path, int]], str]:
+def _two_folders(root: Path) -> list[tuple[Path, int]]:
     rows: list[tuple[Path, int]] = []
-    notes = []
     for part, candidates in _PARTS.items():
         folder = find_below(root, part)
         files = [file for file in (find_below(root, name) for name in candidates) if file is not None]
-        if folder is None or not files:
-            missing = part + "/" if folder is None else candidates[0]
-            notes.append(f"{missing} was not found")
-            continue
-        rows += [(folder / Path(name).name, label) for name, label in _read_annotations(files[0])]
+        if folder is not None and files:
+            rows += [(folder / Path(name).name, label) for name, label in _read_annotations(files[0])]
     if not rows:
         raise UsageError(
             f"dataset.root={root} does not hold Cars-196: expected car_ims/ with cars_annos.mat, or cars_train/ and "
             "cars_test/ with devkit/cars_train_annos.mat and cars_test_annos_withlabels.mat."
         )
-    return rows, "; ".join(notes)
+    return rows

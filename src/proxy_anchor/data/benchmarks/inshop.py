@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy_anchor.data.benchmarks.lists import read_columns, require_below
-from proxy_anchor.data.table import ExpectedCounts, Splits, make_tables, require_benchmark
+from proxy_anchor.data.table import Splits, make_tables, require_benchmark
 from proxy_anchor.errors import UsageError
 
-EXPECTED = ExpectedCounts(train_classes=3997, train=25882, test_classes=3985, query=14218, gallery=12612)
+EXPECTED = {"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)}
 _IMAGE_FOLDERS = ("Img/img", "img", "Img/img_highres", "img_highres")
 
 
