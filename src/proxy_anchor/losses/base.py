@@ -28,7 +28,7 @@ class MetricLoss(nn.Module):
         num_classes: C, the number of training classes.
         embedding_dim: D.
         check_labels: check the range of every batch's labels, which waits for the GPU. A caller that has checked its
-            whole label map turns it off, and one that maps over labels with torch.func.vmap has to.
+            whole label map turns it off.
 
     Parameters and buffers stay float32 (or float64) under every precision. Raises UsageError for arguments out of
     range.
@@ -79,8 +79,6 @@ class MetricLoss(nn.Module):
                 f"expected embeddings (B, {dim}) and labels (B,), received {tuple(embeddings.shape)} and "
                 f"{tuple(labels.shape)}."
             )
-        if embeddings.shape[0] == 0:
-            raise UsageError("the batch is empty: the loss needs at least one embedding.")
         if labels.is_floating_point() or labels.dtype == torch.bool:
             raise UsageError(f"labels are {labels.dtype}; pass class indices as integers (labels.long()).")
         if self.check_labels:

@@ -6,10 +6,11 @@ Self-Distillation for Deep Metric Learning" (S2SD), arXiv 2009.08348, between th
 The first d numbers of an embedding, normalised, are an embedding of their own, for each d of `dims`. With L_d the loss
 of the first d numbers of embeddings and proxies, S_d the (B, B) similarities of the former and S those of the whole:
 
-    sum over d of L_d  +  gamma x mean over d of T^2 KL(softmax(S / T), softmax(S_d / T)),       S without gradient,
+    sum over d of L_d  +  gamma x mean over d of KL(softmax(S), softmax(S_d)),       S without gradient,
 
 added to the loss of the whole. Matryoshka: every d has weight 1, gamma 0. S2SD distils into the embedding from wider
-heads beside it, with gamma 50 and T 1 in its released command; here the whole embedding is the wider one.
+heads beside it, with gamma 50 (and a temperature of 1) in its released command; here the whole embedding is the wider
+one.
 Reported: an embedding of 2,048 numbers cut to a fourteenth at equal accuracy (Matryoshka, ImageNet); S2SD gains
 most at few dimensions.
 """
@@ -34,26 +35,18 @@ class Nested(Regulariser):
         weight: of the term, at least 0.
         dims: each d, below the embedding's D.
         gamma: weight of the distillation, at least 0.
-        temperature: T, above 0.
     """
 
     loss_type = ProxyLoss
 
-    def __init__(
-        self,
-        weight: float = 1.0,
-        dims: Sequence[int] = (64, 128, 256),
-        gamma: float = 0.0,
-        temperature: float = 1.0,
-    ) -> None:
+    def __init__(self, weight: float = 1.0, dims: Sequence[int] = (64, 128, 256), gamma: float = 0.0) -> None:
         super().__init__(weight)
         if not isinstance(dims, Sequence):
             raise UsageError(f"regulariser.nested.dims={dims}: expected a list, as in dims=[64].")
         for dim in dims:
             check_int("regulariser.nested.dims", dim, 1)
         check_number("regulariser.nested.gamma", gamma, 0)
-        check_number("regulariser.nested.temperature", temperature, 0, exclusive=True)
-        self.dims, self.gamma, self.temperature = [*dims], float(gamma), float(temperature)
+        self.dims, self.gamma = [*dims], float(gamma)
 
     def check(self, loss: nn.Module) -> None:
         """Raise UsageError for a loss of another kind, or a d that is not below its D."""
@@ -69,13 +62,12 @@ class Nested(Regulariser):
     def forward(self, embeddings: Tensor, labels: Tensor, proxies: Tensor, loss: ProxyLoss) -> Tensor:
         """The term of (B, D) embeddings with labels (B,)."""
         whole = unit_length(embeddings.detach())
-        target = torch.softmax(whole @ whole.T / self.temperature, dim=1)
+        target = torch.softmax(whole @ whole.T, dim=1)
         total = embeddings.new_zeros(())
         for dim in self.dims:
             rows, centres = unit_length(embeddings[:, :dim]), unit_length(proxies[:, :dim].to(embeddings.dtype))
             total = total + loss.of_similarities(rows @ centres.T, labels)
             if self.gamma:
-                found = torch.log_softmax(rows @ rows.T / self.temperature, dim=1)
-                distance = self.temperature**2 * F.kl_div(found, target, reduction="batchmean")
+                distance = F.kl_div(torch.log_softmax(rows @ rows.T, dim=1), target, reduction="batchmean")
                 total = total + self.gamma / len(self.dims) * distance
         return total

@@ -15,7 +15,6 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.ops import Permute
 
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.errors import UsageError, check_choice, check_int, check_number, reason_of
@@ -36,15 +35,14 @@ class EmbeddingNet(nn.Module, SharedNet):
             on a hub ("hf-hub:ORG/NAME") or in a folder ("local-dir:FOLDER").
         embedding_dim: D.
         pooling: "auto", "avg+max", "avg", "max", "gem" or "own" (the backbone's own). auto is avg+max, as in the paper,
-            where timm gives a feature map (B, F, H, W), and own elsewhere: for transformers, and also for
-            networks with maps (B, H, W, F) (Swin, MambaOut; the others pool these too) and for convolutional ones
-            whose pooling timm does not turn off (InceptionNeXt, EfficientViT).
+            where timm gives a feature map (B, F, H, W), and own elsewhere: for transformers, for networks with maps
+            (B, H, W, F) (Swin, MambaOut), and for those whose pooling timm does not turn off (InceptionNeXt).
         image_size: side of the images in pixels; used only by networks that fix it at construction.
         pretrained: load published weights; False starts from timm's random initialisation.
         weights: a local weights file instead of the published ones.
         batch_norm: "frozen_statistics" (running statistics are fixed, scale and shift train, as in the released code on
             CUB and Cars), "frozen" (scale and shift are fixed too) or "train".
-        drop_path: stochastic depth (Huang et al. 2016), in [0, 1): the largest probability that a residual block is
+        drop_path: stochastic depth (Huang et al. 2016), in [0, 1]: the largest probability that a residual block is
             skipped for an image in training; timm's rates grow with depth. All other random layers of timm (dropout,
             DropBlock) are off.
         mean, std: per RGB channel of pixels in [0, 1]; None uses those that the weights were trained with.
@@ -76,7 +74,7 @@ class EmbeddingNet(nn.Module, SharedNet):
         check_int("embedding_dim", embedding_dim, 1)
         check_choice("backbone.pooling", pooling, ["auto", *POOLINGS, "own"])
         check_choice("batch_norm", batch_norm, ["frozen_statistics", "frozen", "train"])
-        check_drop_path(drop_path)
+        check_number("backbone.drop_path", drop_path, 0, maximum=1)
         self.batch_norm = batch_norm
         self.prepare, self.about = CentralCrop(image_size, round(image_size * 8 / 7)), {}
         # Sufficient to rebuild the network for saved weights (see `from_config`).
@@ -104,8 +102,6 @@ class EmbeddingNet(nn.Module, SharedNet):
             _require_same_tensors(self.backbone, backbone, trained_with["architecture"], pooling, image_size)
         kind = "avg+max" if pooling == "auto" else pooling
         self.pool = POOLINGS[kind]() if feature_map else nn.Identity()
-        if feature_map == "NHWC":
-            self.pool = nn.Sequential(Permute([0, 3, 1, 2]), self.pool)
         self.head = nn.Linear(num_features, embedding_dim)
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
@@ -183,13 +179,6 @@ def turn_off_dropout(backbone: nn.Module, *, keep_drop_path: bool) -> None:
                 setattr(module, name, 0.0)
 
 
-def check_drop_path(drop_path: object) -> None:
-    """Raise UsageError unless it is a number in [0, 1)."""
-    check_number("backbone.drop_path", drop_path, 0, maximum=1)
-    if drop_path == 1:
-        raise UsageError("backbone.drop_path=1: every block would be skipped; expected a number below 1.")
-
-
 def _without_memory(name: str, **timm_kwargs: Any) -> nn.Module:
     try:
         with torch.device("meta"):
@@ -244,7 +233,7 @@ def _fixed_size(backbone: str) -> tuple[int, ...] | None:
 
 
 def inspect_backbone(backbone: str, pooling: str, image_size: int) -> tuple[str, int, dict]:
-    """("NCHW" or "NHWC", or "" for the backbone's own pooling; F; arguments for timm.create_model).
+    """("NCHW", or "" for the backbone's own pooling; F; arguments for timm.create_model).
 
     Found by a dry run on the meta device.
     """
@@ -265,12 +254,9 @@ def inspect_backbone(backbone: str, pooling: str, image_size: int) -> tuple[str,
             continue
         if output.ndim == 2 and pooling not in POOLINGS:
             return "", output.shape[1], kwargs
-        if output.ndim == 4 and "global_pool" in kwargs:
-            channels = getattr(model, "head_hidden_size", None) or model.num_features
-            if output.shape[1] == channels:
-                return "NCHW", output.shape[1], kwargs
-            if output.shape[3] in (channels, model.num_features) and pooling in POOLINGS:
-                return "NHWC", output.shape[3], kwargs
+        channels = getattr(model, "head_hidden_size", None) or model.num_features
+        if output.ndim == 4 and "global_pool" in kwargs and output.shape[1] == channels:
+            return "NCHW", output.shape[1], kwargs
     if len(failures) == len(attempts):
         raise UsageError(f"backbone {backbone} does not accept {image_size} x {image_size} images ({failures[-1]}).")
     if pooling in POOLINGS:

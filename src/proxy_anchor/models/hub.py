@@ -63,9 +63,7 @@ class SharedNet(
             digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())  # NumPy lacks bfloat16
         return digest.hexdigest()[:32]
 
-    def save_pretrained(
-        self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **options: Any
-    ) -> str | None:
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
         """Write config.json, model.safetensors and README.md, over those of an earlier network.
 
         An interruption leaves the earlier network, or a folder without config.json, which `from_pretrained` refuses.
@@ -74,11 +72,11 @@ class SharedNet(
         folder = Path(save_directory).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".saving-", dir=folder) as aside:
-            super().save_pretrained(aside, **options)
+            pushed = super().save_pretrained(aside, **{"repo_id": folder.name, **options})
             (folder / CONFIG_FILE).unlink(missing_ok=True)  # new with old files would be another network
             for name in (WEIGHTS_FILE, CARD_FILE, CONFIG_FILE):
                 Path(aside, name).replace(folder / name)
-        return self.push_to_hub(repo_id or folder.name, **options) if push_to_hub else None
+        return pushed
 
     def _save_pretrained(self, save_directory: Path) -> None:
         assert isinstance(self, nn.Module)
@@ -116,22 +114,17 @@ class SharedNet(
                 ) from error
         try:
             config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-            version, described, images = config["format"], config["model"], config["images"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{source}: {CONFIG_FILE} is missing, damaged, or not written by save_pretrained."
-            ) from error
-        if version != FORMAT:
-            raise UsageError(f"{source} has format {version}; this version reads format {FORMAT}: save it again.")
-        try:
-            net = cls.from_config(described)  # type: ignore[attr-defined]  # of EmbeddingNet
-            net.prepare = CentralCrop(images["crop"], images["resize"])
+            if config["format"] != FORMAT:
+                raise ValueError(f"format {config['format']}, and this version reads {FORMAT}")
+            net = cls.from_config(config["model"])  # type: ignore[attr-defined]  # of EmbeddingNet
+            net.prepare = CentralCrop(config["images"]["crop"], config["images"]["resize"])
             net.load_state_dict(load_file(folder / WEIGHTS_FILE))
             card = folder / CARD_FILE
             net.card = card.read_text(encoding="utf-8") if card.is_file() else ""
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
-                f"{source} cannot be read ({reason_of(error)[:300]}): it is damaged, or its parts belong to two models."
+                f"{source} cannot be read ({reason_of(error)[:300]}): it is damaged, not written by save_pretrained, "
+                "or its parts belong to two models."
             ) from error
         net.about = config.get("about", {})
         return net.eval()
