@@ -73,10 +73,7 @@ def load_embedding_net(checkpoint: Checkpoint) -> EmbeddingNet:
 
     Raises UsageError where the stored tensors and the network differ.
     """
-    try:
-        net = EmbeddingNet.from_config(checkpoint.metadata["model"])
-    except TypeError as error:
-        raise UsageError(f"{checkpoint.path} describes a network that this version does not know ({error}).") from error
+    net = EmbeddingNet.from_config(checkpoint.metadata["model"])
     state = {key.removeprefix("net."): value for key, value in checkpoint.state.items() if key.startswith("net.")}
     try:
         net.load_state_dict(state)
