@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.export import export
@@ -36,10 +37,9 @@ def test_a_folder_of_something_else_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_that_does_not_know_its_images_is_refused(make_checkpoint: Callable) -> None:
-    file = make_checkpoint()
+def test_a_checkpoint_of_a_trainer_of_ones_own_is_prepared_as_its_network_is_by_default(make_checkpoint) -> None:
+    file = make_checkpoint(resize=40)
     content = torch.load(file, weights_only=True)
     content["proxy_anchor"]["config"] = {}
     torch.save(content, file)
-    with pytest.raises(UsageError, match="does not say how its images were prepared"):
-        load_trained(file)
+    assert load_trained(file).prepare == CentralCrop(32, 37)

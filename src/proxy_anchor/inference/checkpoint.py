@@ -35,15 +35,10 @@ def load_trained(path: str | Path) -> EmbeddingNet:
             "folder written by export.py format=safetensors, or a .ckpt file."
         )
     saved = load_checkpoint(path)
-    config = saved.metadata["config"]
-    dataset = config.get("dataset", {})
+    dataset = saved.metadata["config"].get("dataset", {})
     net = load_embedding_net(saved)
-    try:
-        net.prepare = CentralCrop(dataset["images"]["crop"], dataset["images"]["resize"])
-    except KeyError as error:
-        raise UsageError(
-            f"checkpoint={path} does not say how its images were prepared: train it with train.py."
-        ) from error
+    if images := dataset.get("images"):  # else of a trainer of one's own
+        net.prepare = CentralCrop(images["crop"], images["resize"])
     net.about = {"dataset": dataset.get("name"), "epoch": saved.epoch, "classes": list(saved.metadata["classes"])}
     card = path.parent / CARD_FILE
     net.card = card.read_text(encoding="utf-8") if card.is_file() else ""

@@ -16,7 +16,6 @@ import timm
 import torch
 from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from proxy_anchor.errors import UsageError, check_choice, reason_of
 from proxy_anchor.inference.checkpoint import written_whole
@@ -60,12 +59,9 @@ def export(net: EmbeddingNet, format: str, folder: Path | str) -> float:
                 write(net, aside)
             except (UsageError, OSError):
                 raise
-            except Exception as error:  # torch raises any type; the first cause says why
-                cause: BaseException = error
-                while cause.__cause__ is not None:
-                    cause = cause.__cause__
+            except Exception as error:  # torch raises any type
                 raise UsageError(
-                    f"format={format}: torch cannot convert {net.config['backbone']} ({reason_of(cause)[:300]}): use "
+                    f"format={format}: torch cannot convert {net.config['backbone']} ({reason_of(error)[:300]}): use "
                     "format=safetensors or format=timm."
                 ) from error
             difference = _difference(net, read(aside))
@@ -81,12 +77,9 @@ def export(net: EmbeddingNet, format: str, folder: Path | str) -> float:
 
 
 def _pixels(net: EmbeddingNet, batch: int) -> Tensor:
-    """Random images (B, 3, crop, crop): coarse blocks with noise."""
-    generator = torch.Generator().manual_seed(batch)
-    crop = net.prepare.crop
-    blocks = F.interpolate(torch.rand(batch, 3, 4, 4, generator=generator), (crop, crop), mode="bilinear")
-    noise = torch.rand(batch, 3, crop, crop, generator=generator)
-    return ((0.8 * blocks + 0.2 * noise) * 255).to(torch.uint8)
+    """Random images (B, 3, crop, crop)."""
+    size = batch, 3, net.prepare.crop, net.prepare.crop
+    return torch.randint(0, 256, size, generator=torch.Generator().manual_seed(batch), dtype=torch.uint8)
 
 
 def _difference(net: EmbeddingNet, embed: Callable[[Tensor], Tensor]) -> float:
@@ -112,15 +105,9 @@ def _write_onnx(net: EmbeddingNet, folder: Path) -> None:
     if missing := [each for each in ("onnx", "onnxscript", "onnxruntime") if find_spec(each) is None]:
         raise UsageError(f"format=onnx needs {', '.join(missing)}: pip install -e '.[export]'.")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    for module in net.modules():
-        if hasattr(module, "fused_attn"):  # in plain products: ONNX has it for four dimensions only (Hiera has five)
-            module.fused_attn = False  # type: ignore[assignment]
-    traced = _traced(net)
-    program = torch.onnx.export(traced, dynamo=True, input_names=["images"], output_names=["embeddings"], verbose=False)
-    assert program is not None
-    images = net.describe()["images"]
-    program.model.metadata_props.update({key: str(value) for key, value in images.items()})
-    program.save(folder / ONNX_FILE)
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["embeddings"]}
+    file = folder / ONNX_FILE
+    torch.onnx.export(_traced(net), (), file, dynamo=True, external_data=False, verbose=False, **names)
 
 
 def _read_onnx(folder: Path) -> Callable[[Tensor], Tensor]:

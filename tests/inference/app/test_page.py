@@ -246,7 +246,6 @@ def test_the_address_holds_the_state(page) -> None:
 def test_gallery_is_loaded_in_parts_and_ordered(page) -> None:
     cards = page.locator("#gallery .card")
     assert sorted(ids(cards)) == list(range(15))
-    assert page.locator("#examples .card").count() == 3
     before = ids(cards)
     first = cards.first.text_content()
     page.locator("#shuffle").click()

@@ -82,7 +82,7 @@ function show(next) {
   if (differs("map", "model")) showMap();
 }
 
-// The start page: examples and the whole gallery, loaded as it is scrolled.
+// The start page: the whole gallery, loaded as it is scrolled.
 
 function showStart(isReturn) {
   latest += 1; // a search on its way is no longer wanted
@@ -140,13 +140,6 @@ function countGallery() {
   const ofClasses = classes.length ? ` of ${counted(classes.length)} classes` : "";
   $("gallery-title").textContent = `Gallery: ${counted(images)} images${ofClasses}`;
   $("count").textContent = gallery.total < images ? `${counted(gallery.total)} shown` : "";
-}
-
-async function showExamples() {
-  const part = await ask(`api/gallery/0?order=example&seed=${Number(state.seed) + 1}`);
-  const cards = part.images.slice(0, 12).map((image) => card({ ...image, model: 0 }, "search"));
-  $("examples").querySelector("ul").replaceChildren(...cards);
-  $("examples").hidden = cards.length < 2;
 }
 
 // Search and its results.
@@ -339,7 +332,6 @@ async function begin() {
   startMap();
   window.onpopstate = () => { pending = {}; show(read()); };
   show(read());
-  showExamples().catch((error) => say(error.message, true));
 }
 
 begin();
