@@ -243,16 +243,6 @@ def test_regularisers_are_said():
     assert "Regularisers: tcm. On" in notes({"a": [run]})
 
 
-def test_different_batch_sizes_are_said():
-    sizes = {"a": [8, 8], "b": [12]}
-    runs = {
-        loss: [made_up([0.1, 0.2]) | {"config": {"data": {"batch_size": size}}} for size in each]
-        for loss, each in sizes.items()
-    }
-    assert "Batch sizes differ: 8 (a), 12 (b)." in notes(runs)
-    assert "Batch" not in notes({"a": runs["a"], "old": [made_up([0.1, 0.2])]})
-
-
 def test_curves_are_means_over_seeds():
     axes = recall_curves({"a": [made_up([0.1, 0.2]), made_up([0.3, 0.4])], "b": [made_up([0.1, 0.9])]}).axes[0]
     assert axes.lines[0].get_ydata() == pytest.approx([20, 30])

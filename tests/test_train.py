@@ -284,16 +284,13 @@ def test_a_few_own_images_train_without_flags_and_a_run_that_trained_nothing_tak
     assert (made.data.batch_size, made.data.images_per_class) == (6, 3)
     assert made.optimizer.lr == 1e-3
     assert f"  run folder: {folder} (open its index.html)\n  search with it: python src/search.py" in printed
-    assert "last.ckpt holds" not in printed
     evaluated = run_ok("evaluate.py", f"checkpoint={folder}", cwd=tmp_path)
     assert "@4 " in evaluated
     assert "@8 " not in evaluated
     (folder / "result.json").unlink()
-    monkeypatch.setattr(reports, "_LARGE", 1)
     seconds = train(compose_train(*own), folder)["startup_seconds"]  # continued after its last epoch
     assert (seconds["first_evaluation"], seconds["compilation"]) == (0, 0)
     assert seconds["images"] < seconds["total"]
-    assert "  last.ckpt holds the optimizer's state and is needed only to continue" in capsys.readouterr().out
     # The same command knows its run by what was chosen, which data of another machine need not choose again.
     monkeypatch.setattr(settings, "fit_to_images", None)
     assert train(compose_train(*own), folder)["selected"]["recall"].keys() == {"1", "2", "4"}

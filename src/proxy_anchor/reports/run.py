@@ -30,7 +30,6 @@ from proxy_anchor.training.callbacks.memory import PeakMemory, peak_memory
 from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
 from proxy_anchor.utils import RESULT_FILE, write_json, write_text
 
-_LARGE = 100e6  # bytes of a checkpoint
 _SELECTED_ON = {
     "test": "the test classes, as in the paper",
     "validation": "held-out training classes",
@@ -172,9 +171,6 @@ def summary(result: dict[str, Any], folder: Path) -> str:
     )
     lines.append(f"  run folder: {folder} (open its index.html)")
     lines.append(f"  search with it: python src/search.py checkpoint={folder}/best.ckpt gallery=DIR query=IMAGE")
-    last = folder / "last.ckpt"
-    if last.is_file() and last.stat().st_size > _LARGE:
-        lines.append("  last.ckpt holds the optimizer's state and is needed only to continue: without it less is kept")
     return "\n".join(lines)
 
 

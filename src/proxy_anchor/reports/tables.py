@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.runs import Spread
 from proxy_anchor.utils import write_text
 
@@ -170,13 +169,9 @@ def write_comparison(
         folder: where the files go.
         results: {loss: results of its runs}, in the order of the rows.
         levels: Recall at the smallest K in percent; None: see `default_levels`.
-
-    Raises:
-        UsageError: when the runs are of different images.
     """
     from proxy_anchor.reports.figures import recall_curves
 
-    _require_same_data([run for runs in results.values() for run in runs])
     k = _smallest_k(results)
     rows = comparison_rows(results, levels)
     figures = {f"recall_by_{each}": recall_curves(results, against=each, k=int(k)) for each in ("epoch", "seconds")}
@@ -191,10 +186,6 @@ def notes(results: Mapping[str, Sequence[Result]]) -> str:
     k = _smallest_k(results)
     starts = sorted({f"{100 * run['untrained']['recall'][k]:.1f}" for run in runs if run.get("untrained")})
     noise = sorted({run.get("label_noise", 0.0) for run in runs})
-    sizes = [
-        (loss, run["config"]["data"]["batch_size"]) for loss, runs in results.items() for run in runs if "config" in run
-    ]
-    listed = ", ".join(f"{size} ({loss})" for loss, size in dict.fromkeys(sizes))
     added = sorted({name for run in runs for name in run.get("config", {}).get("regulariser", {})})
     return (
         f"Recall@K in percent of the {runs[0]['searched']} classes, mean ± standard deviation over seeds. best: the "
@@ -202,22 +193,8 @@ def notes(results: Mapping[str, Sequence[Result]]) -> str:
         f"Epochs and seconds (training and evaluation) until Recall@{k} reaches a level; in brackets how many runs do. "
         + (f"Wrong training labels: {', '.join(f'{100 * each:.1f} %' for each in noise)}. " if any(noise) else "")
         + (f"Regularisers: {', '.join(added)}. " if added else "")
-        + (f"Batch sizes differ: {listed}. " if len({size for _, size in sizes}) > 1 else "")
         + f"On {', '.join(sorted({run['device'] for run in runs}))}."
     )
-
-
-def _require_same_data(runs: Sequence[Result]) -> None:
-    # Without the training labels, which label noise changes.
-    found = {
-        (repr(sorted(each for each in run["data"].items() if each[0] != "train")), run["num_train_images"])
-        for run in runs
-    }
-    if len(found) > 1:
-        raise UsageError(
-            f"these runs are of {len(found)} different data sets (searched images, or number of training images): "
-            "compare runs on one data set."
-        )
 
 
 def _smallest_k(results: Mapping[str, Sequence[Result]]) -> str:
