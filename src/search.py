@@ -57,7 +57,7 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     default = run if (run / "config.yaml").is_file() else Path()
     output = Path(config.absolute(cfg.output or str(default / "search")))
     write_json(output.with_name(f"{output.name}.json"), {"checkpoint": cfg.checkpoint, "queries": listed})
-    write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, [q.name for q in queries], shown)
+    write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, shown)
     print(f"written: {output}.json and {output}.html")
     return listed
 

@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 
@@ -32,3 +33,7 @@ def write_noise_images(folder: Path, counts: dict[str, int], size: int = 32) -> 
             Image.fromarray((colour + noise).clip(0, 255).astype(np.uint8)).save(path)
             rows.append((path, name))
     return rows
+
+
+def pixels(count: int = 3, size: int = 64) -> torch.Tensor:
+    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8)

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from proxy_anchor.errors import UsageError
+from proxy_anchor.losses.base import ProxyLoss
 from proxy_anchor.losses.proxy_nca import ProxyNCALoss, proxy_nca_loss
 from proxy_anchor.losses.proxy_nca_pp import ProxyNCAPlusPlusLoss
 from proxy_anchor.losses.ranked_list import RankedListLoss
@@ -23,16 +24,22 @@ def distances(x, proxies):
     return [[sum((a - b) ** 2 for a, b in zip(row, proxy, strict=True)) for proxy in other] for row in unit]
 
 
-@pytest.mark.parametrize("scale", [1.0, 32.0])
-def test_proxy_nca_equals_plain_loops(scale: float) -> None:
+@pytest.mark.parametrize(
+    ("loss", "scale", "with_own"),
+    [(ProxyNCALoss(5, 6, 1.0), 1, False), (ProxyNCALoss(5, 6), 32, False), (ProxyNCAPlusPlusLoss(5, 6), 9, True)],
+)
+def test_proxy_nca_and_proxy_nca_pp_equal_plain_loops(loss: ProxyLoss, scale: float, with_own: bool) -> None:
     x, labels = batch()
-    loss = ProxyNCALoss(5, 6, scale).double()
     total = 0.0
-    for row, label in zip(distances(x.tolist(), loss.proxies.tolist()), labels.tolist(), strict=True):
-        total += scale * row[label] + math.log(
-            sum(math.exp(-scale * d) for other, d in enumerate(row) if other != label)
-        )
-    assert loss(x, labels).item() == pytest.approx(total / 12, rel=1e-9)
+    for row, label in zip(distances(x.tolist(), loss.double().proxies.tolist()), labels.tolist(), strict=True):
+        total += scale * row[label]
+        total += math.log(sum(math.exp(-scale * d) for other, d in enumerate(row) if with_own or other != label))
+    assert loss(x, labels).item() == pytest.approx(total / 12, rel=1e-6)  # the file's 1/9
+
+
+def test_proxy_nca_needs_a_negative() -> None:
+    with pytest.raises(UsageError, match="num_classes=1"):
+        ProxyNCALoss(1, 6)
 
 
 def test_proxy_nca_gradient_is_eq_3() -> None:
@@ -42,20 +49,6 @@ def test_proxy_nca_gradient_is_eq_3() -> None:
     exponentials = similarities.detach().exp().masked_fill(own, 0)
     expected = torch.where(own, -1.0, exponentials / exponentials.sum(1, keepdim=True))
     torch.testing.assert_close(similarities.grad, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_proxy_nca_needs_a_negative() -> None:
-    with pytest.raises(UsageError, match="num_classes=1"):
-        ProxyNCALoss(1, 6)
-
-
-def test_proxy_nca_pp_equals_plain_loops() -> None:
-    x, labels = batch()
-    loss = ProxyNCAPlusPlusLoss(5, 6).double()
-    total = 0.0
-    for row, label in zip(distances(x.tolist(), loss.proxies.tolist()), labels.tolist(), strict=True):
-        total -= math.log(math.exp(-9 * row[label]) / sum(math.exp(-9 * d) for d in row))
-    assert loss(x, labels).item() == pytest.approx(total / 12, rel=1e-6)  # the file's 1/9
 
 
 @pytest.mark.parametrize("balance", [0.5, 0.2])
@@ -78,20 +71,10 @@ def test_ranked_list_equals_plain_loops(balance: float) -> None:
 
 
 def test_ranked_list_weights_are_constants() -> None:
-    # One query, two negatives inside the ball: both are pushed away, in the proportion of their weights.
     angles = torch.tensor([0.0, 0.4, 1.0], dtype=torch.float64)
-    x = torch.stack([angles.cos(), angles.sin()], 1)
-    near, far = (x[0] - x[1]).norm(), (x[0] - x[2]).norm()
-    query = x[:1].clone()
-
-    def of_query(others: torch.Tensor) -> torch.Tensor:
-        loss = RankedListLoss(3, 2, balance=1.0)
-        everything = torch.cat([query, others])
-        return loss(everything, torch.tensor([0, 1, 1])) * 3
-
-    others = x[1:].clone().requires_grad_()
-    of_query(others).backward()
-    tangent = torch.stack([-angles[1:].sin(), angles[1:].cos()], 1)
-    away = -(others.grad * tangent).sum(1)  # along the circle, from the query
-    assert (away > 0).all()
-    assert near < far < 1.2
+    x = torch.stack([angles.cos(), angles.sin()], 1).requires_grad_()
+    loss = RankedListLoss(3, 2, balance=1.0)(x, torch.tensor([0, 1, 1]))
+    unit = F.normalize(x)
+    inside = 1.2 - (unit[0] - unit[1:]).norm(dim=1)  # both negatives are in the query's ball, and it in each of theirs
+    expected = ((10 * inside).softmax(0).detach() @ inside + inside.sum()) / 3
+    torch.testing.assert_close(*(torch.autograd.grad(each, x) for each in (loss, expected)))

@@ -6,7 +6,8 @@ import pytest
 import timm
 import torch
 import torchvision
-from torch import Tensor, nn
+from pictures import pixels
+from torch import nn
 
 from proxy_anchor import EmbeddingNet
 
@@ -26,19 +27,9 @@ def theirs() -> nn.Module:
     return network.eval()
 
 
-@pytest.fixture(scope="module")
-def file(theirs: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "torchvision.pth"
-    torch.save(theirs.state_dict(), path)
-    return path
-
-
-def pixels(count: int = 2, size: int = 64) -> Tensor:
-    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8)
-
-
-def test_same_numbers_as_torchvision_with_its_hidden_switch(theirs: nn.Module, file: Path) -> None:
-    net = EmbeddingNet("googlenet", 1000, pooling="own", weights=str(file)).eval()
+def test_same_numbers_as_torchvision_with_its_hidden_switch(theirs: nn.Module, tmp_path: Path) -> None:
+    torch.save(theirs.state_dict(), tmp_path / "torchvision.pth")
+    net = EmbeddingNet("googlenet", 1000, pooling="own", weights=str(tmp_path / "torchvision.pth")).eval()
     net.head.load_state_dict(theirs.fc.state_dict())
     images = pixels()
     with torch.no_grad():

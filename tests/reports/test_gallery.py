@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 from reports.conftest import ANGLES, on_circle
 
+from proxy_anchor import Retriever
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.gallery import (
@@ -21,7 +23,7 @@ from proxy_anchor.reports.gallery import (
     select_queries,
     worst_queries,
 )
-from proxy_anchor.reports.pages import write_retrieval_page
+from proxy_anchor.reports.pages import write_retrieval_page, write_search_page
 
 
 def make_splits(query: str, gallery: str = "") -> Splits:
@@ -103,3 +105,22 @@ def test_two_models_beside_each_other(splits: Splits, tmp_path: Path) -> None:
     assert re.findall(r'data-first="([^"]*)"', text) == ["miss hit", "hit hit"]
     assert text.count("<img") == text.count('src="data:image/webp;base64,') == 2 * (1 + 2 * 2)
     assert "://" not in text
+
+
+def test_the_page_of_a_search(make_checkpoint: Callable, write_images: Callable, tmp_path: Path) -> None:
+    rows = write_images({"cat": 3, "<script>alert(1)</script>".replace("/", "_"): 2})
+    paths = [path for path, _ in rows]
+    retriever = Retriever.from_pretrained(make_checkpoint()).index(paths, [name for _, name in rows], progress=False)
+    retriever.calibrate(0.5)
+    results = retriever.search(paths[:2], k=4)
+    Path(results[0][3].name).unlink()
+    write_search_page(tmp_path / "page.html", retriever, paths[:2], results)
+    text = (tmp_path / "page.html").read_text()
+    gone = sum(hit.name == results[0][3].name for hits in results for hit in hits)
+    assert text.count('src="data:,"') == gone
+    assert text.count('src="data:image/webp;base64,') == 2 * (1 + 4) - gone
+    assert text.count("src=") == 10
+    assert "<script" not in text
+    assert not re.search(r"https?://", text)
+    assert "match threshold" in text
+    assert "class by vote" in text

@@ -13,6 +13,11 @@ RESULT = dict.fromkeys(("untrained", "selected", "best", "last"), ROW) | {
     "searched": "test",
     "device": "cpu (1 threads)",
     "versions": {"torch": "2.14"},
+    "history": [{**ROW, "train_seconds": 1.0, "eval_seconds": 1.0}],
+    "seconds_per_epoch": 1.0,
+    "train_images_per_second": 1.0,
+    "eval_images_per_second": 1.0,
+    "startup_seconds": {"total": 1.0, "images": 0.0, "first_evaluation": 0.0, "compilation": 0.0},
 }
 
 

@@ -14,11 +14,9 @@ from reports.test_paper import write_run
 
 from proxy_anchor.data.folder import load_folder
 from proxy_anchor.data.table import data_fingerprint
-from proxy_anchor.errors import UsageError
 from proxy_anchor.reports import figures
 from proxy_anchor.reports.paper import paper_tables, terminal_text
 from proxy_anchor.reports.runs import by_seed, read_runs
-from proxy_anchor.reports.tables import write_comparison
 from proxy_anchor.training.module import CHECKPOINT_KEY
 from train import train
 
@@ -81,15 +79,10 @@ def test_an_epoch_chosen_by_held_out_classes_is_said(tmp_path):
     assert rows(tmp_path)[0][-1] == "the epoch is selected on held-out classes"
 
 
-def test_a_run_keeps_the_content_of_its_data_and_others_are_not_averaged_with_it(tmp_path):
+def test_a_run_keeps_the_content_of_its_data(tmp_path):
     write_noise_images(tmp_path, dict.fromkeys("abcdef", 8))
     cfg = compose_train(*TINY_FOLDER, "trainer.max_epochs=1", f"dataset.root={tmp_path}/images")
     result = train(cfg, tmp_path / "run")
     data = data_fingerprint(load_folder(tmp_path / "images"))
     checkpoint = torch.load(tmp_path / "run/best.ckpt", weights_only=True)
     assert result["data"] == checkpoint[CHECKPOINT_KEY]["data"] == data
-    noisy = result | {"data": data | {"train": "the same images, other labels"}, "label_noise": 0.5}
-    write_comparison(tmp_path, {"triplet": [result, noisy]})
-    for other in ({"data": data | {"query": "other images"}}, {"num_train_images": 1}):
-        with pytest.raises(UsageError, match="of 2 different data sets"):
-            write_comparison(tmp_path, {"triplet": [result, result | other]})

@@ -9,6 +9,7 @@ import pytest
 from commands import compose_train
 from omegaconf import OmegaConf
 from reports.conftest import ANGLES, on_circle
+from reports.test_model_card import RESULT
 
 from proxy_anchor.data.table import Splits
 from proxy_anchor.reports.figures import recall_by_settings
@@ -46,10 +47,7 @@ def colours(page, scheme: str) -> list[str]:
 
 def test_run_page(page, splits: Splits, tmp_path: Path) -> None:
     rows = [{"epoch": e, "recall": {"1": 0.2 * e, "2": 0.3 * e}, "train_loss": 9 - e} for e in range(3)]
-    result = {
-        "untrained": rows[0], "selected": rows[2], "best": rows[2], "last": rows[2], "history": rows,
-        "selected_by": "Recall@1", "searched": "test", "device": "cpu", "versions": {"torch": "2.11"},
-    }  # fmt: skip
+    result = RESULT | {"untrained": rows[0], "history": rows} | dict.fromkeys(("selected", "best", "last"), rows[2])
     config = OmegaConf.to_container(compose_train("run=first"), resolve=True)
     write_run_page(tmp_path, config, result, "data: <made up>", splits, [on_circle(*ANGLES)], range(4))
     page.goto((tmp_path / "index.html").as_uri())

@@ -39,11 +39,6 @@ def contract(*overrides: str) -> Contract:
     return Contract(("tab:eval_cub_cars",), config)
 
 
-def main_row(tables):
-    [row] = [row for row in tables[0].rows if row.ours]
-    return row
-
-
 def test_mean_deviation_n_and_difference_over_seeds(tmp_path):
     for seed, recall in ((1, 0.85), (2, 0.86), (3, 0.87)):
         # Where the files lie and how they are read changes nothing in a number.
@@ -52,7 +47,7 @@ def test_mean_deviation_n_and_difference_over_seeds(tmp_path):
         )
     tables = paper_tables(read_runs(tmp_path), [contract("embedding_dim=512")])
     assert [table.label for table in tables] == ["tab:eval_cub_cars", "tab:eval_cub_cars_supp", "tab:batch_size_fine"]
-    row = main_row(tables)
+    [row] = [row for row in tables[0].rows if row.ours]
     assert (row.method, row.dimension, row.backbone, row.runs, row.mark) == ("Proxy-Anchor", 512, "bninception", 3, "")
     assert row.paper == {1: 86.1, 2: 91.7, 4: 95.0, 8: 97.3}
     assert row.ours[1].mean == pytest.approx(86)

@@ -37,16 +37,9 @@ def make_data(splits: Splits) -> Callable[..., ImageDataModule]:
 
 @pytest.fixture
 def make_learner() -> Callable[..., MetricLearner]:
-    def make(
-        loss: torch.nn.Module | None = None,
-        batch_norm: str = "frozen_statistics",
-        lr: float = 1e-3,
-        optimizer=AdamW,
-        scheduler=DEFAULT_SCHEDULER,
-        **arguments,
-    ) -> MetricLearner:
+    def make(loss=None, lr=1e-3, optimizer=AdamW, scheduler=DEFAULT_SCHEDULER, **arguments) -> MetricLearner:
         torch.manual_seed(0)
-        net = EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32, batch_norm=batch_norm)
+        net = EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32)
         return MetricLearner(
             net,
             loss or ProxyAnchorLoss(3, 8),
@@ -70,3 +63,15 @@ def make_trainer(tmp_path: Path) -> Callable[..., pl.Trainer]:
         )
 
     return make
+
+
+@pytest.fixture
+def fit(make_data: Callable, make_trainer: Callable) -> Callable[..., pl.Trainer]:
+    """fit(learner, data={}, **trainer) trains on `splits`, without evaluation; returns the trainer."""
+
+    def train(learner: MetricLearner, data: dict | None = None, **arguments) -> pl.Trainer:
+        trainer = make_trainer(**{"limit_val_batches": 0} | arguments)
+        trainer.fit(learner, make_data(**data or {}))
+        return trainer
+
+    return train

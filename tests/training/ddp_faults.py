@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import warnings
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from quiet import QUIET
+from ddp_runs import make_network, make_training
 
-from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
-from proxy_anchor.data.datamodule import ImageDataModule
+from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.data.table import Splits
 from proxy_anchor.training.callbacks.health import Health
 from proxy_anchor.training.finite import NotFinite
@@ -53,22 +50,10 @@ class StandingBackbone(MetricLearner):
 
 def watch(splits: Splits, folder: Path, learner_type: type[MetricLearner], health_type: type[Health]) -> dict[str, Any]:
     """Two epochs of two steps in two processes: the warnings, what was printed, and the error that ended it."""
-    warnings.simplefilter("ignore")
-    torch.manual_seed(0)
-    net = EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32, batch_norm="frozen_statistics")
-    learner = learner_type(net, ProxyAnchorLoss(3, 8), warmup_epochs=0)
+    learner = learner_type(make_network(), ProxyAnchorLoss(3, 8), warmup_epochs=0)
     health, error = health_type(folder), None
-    trainer = pl.Trainer(
-        **QUIET,
-        max_epochs=2,
-        devices=2,
-        strategy="ddp",
-        callbacks=[health],
-        limit_val_batches=0,
-        use_distributed_sampler=False,
-        default_root_dir=folder,
-    )
-    data = ImageDataModule(splits, batch_size=6, eval_batch_size=5, num_workers=0, crop=32, resize=32)
+    settings = {"strategy": "ddp", "callbacks": [health], "limit_val_batches": 0}
+    trainer, data = make_training(splits, folder, 2, {}, **settings)
     with redirect_stdout(StringIO()) as printed:
         try:
             trainer.fit(learner, data)

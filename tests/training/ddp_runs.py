@@ -24,7 +24,6 @@ from proxy_anchor.losses.pml import PMLLoss
 from proxy_anchor.losses.proxy_synthesis import ProxySynthesis
 from proxy_anchor.losses.regulariser import Regulariser
 from proxy_anchor.losses.tcm import ThresholdConsistentMargin
-from proxy_anchor.training import module
 from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.distributed import LeanDDP, SyncBatchNorms
 from proxy_anchor.training.module import MetricLearner
@@ -45,7 +44,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "compiled_p_x_k": {"compiled": True, "loss": "triplet", "data": {"images_per_class": 2}},
     "compiled_clipped_norm": {"compiled": True, "trainer": {"gradient_clip_val": 2, "gradient_clip_algorithm": "norm"}},
     "compiled_accumulated": {"compiled": True, "trainer": {"accumulate_grad_batches": 2}},
-    "local_losses": {"local": True},  # what must not be: each process has the loss of its own part
 }
 PARTS = {"backbone": "net.backbone.", "head": "net.head.", "proxies": "loss."}
 
@@ -69,14 +67,25 @@ def make_regularisers() -> dict[str, Regulariser]:
     return {type(each).__name__: each for each in [*made, ThresholdConsistentMargin(1, 0.95, 0.2)]}
 
 
+def make_network(batch_norm: str = "frozen_statistics") -> EmbeddingNet:
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    return EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32, batch_norm=batch_norm)
+
+
+def make_training(
+    splits: Splits, folder: Path, world_size: int, data: dict[str, Any], **settings: Any
+) -> tuple[pl.Trainer, ImageDataModule]:
+    """Of two epochs of two steps."""
+    sizes = {"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "crop": 32, "resize": 32}
+    more = {"devices": world_size, "use_distributed_sampler": False, "default_root_dir": folder}
+    return pl.Trainer(**QUIET | {"max_epochs": 2} | more | settings), ImageDataModule(splits, **sizes | data)
+
+
 def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
     """State dict before and after 2 epochs of 2 steps, the losses that were logged, and every evaluation's Recall."""
-    warnings.simplefilter("ignore")
     torch.backends.cudnn.allow_tf32 = False
-    torch.manual_seed(0)
-    net = EmbeddingNet(
-        "test_resnet", 8, pretrained=False, image_size=32, batch_norm=run.get("batch_norm", "frozen_statistics")
-    )
+    net = make_network(run.get("batch_norm", "frozen_statistics"))
     learner = SGDLearner(
         net,
         make_loss(run.get("loss", "proxy_anchor")),
@@ -84,33 +93,16 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
         regularisers=make_regularisers() if run.get("regularisers") else None,
         seed=3,
     )
-    data = ImageDataModule(
-        splits,
-        **{"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "crop": 32, "resize": 32} | run.get("data", {}),
-    )
     if run.get("compiled"):
         learner.compiled = net.to(memory_format=torch.channels_last)  # compiling it would change nothing here
         if isinstance(learner.loss, ProxyAnchorLoss):
             learner.compiled_loss = torch.compile(learner.loss.forward, dynamic=False, backend="aot_eager")
     recall = RecallCallback((1, 2, 4), engine="torch")
-    trainer = pl.Trainer(
-        **QUIET | run.get("trainer", {}),
-        max_epochs=2,
-        plugins=[SyncBatchNorms()],
-        devices=world_size,
-        strategy=LeanDDP() if world_size > 1 else "auto",
-        callbacks=[recall],
-        use_distributed_sampler=False,
-        default_root_dir=folder,
-    )
+    strategy = LeanDDP() if world_size > 1 else "auto"
+    settings = {"plugins": [SyncBatchNorms()], "strategy": strategy, "callbacks": [recall], **run.get("trainer", {})}
+    trainer, data = make_training(splits, folder, world_size, run.get("data", {}), **settings)
     before = snapshot(learner)
-    gather = module.gather_batch
-    if run.get("local"):
-        module.gather_batch = lambda embeddings, labels: (embeddings, labels)
-    try:
-        trainer.fit(learner, data)
-    finally:
-        module.gather_batch = gather
+    trainer.fit(learner, data)
     return {
         "before": before,
         "after": snapshot(learner),

@@ -11,18 +11,17 @@ from proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.regulariser import Regulariser
 from proxy_anchor.losses.tcm import ThresholdConsistentMargin
-from proxy_anchor.training.checkpoint import load_checkpoint, load_embedding_net, make_regularisers
+from proxy_anchor.training.checkpoint import CHECKPOINT_KEY, load_checkpoint, load_embedding_net, make_regularisers
 from proxy_anchor.training.module import MetricLearner
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.fixture
-def trained(make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path):
+def trained(make_learner: Callable, fit: Callable, tmp_path: Path):
     """(learner after two epochs, its checkpoint file)."""
-    learner, trainer = make_learner(), make_trainer(max_epochs=2, limit_val_batches=0)
-    trainer.fit(learner, make_data())
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    learner = make_learner()
+    fit(learner, max_epochs=2).save_checkpoint(tmp_path / "last.ckpt")
     return learner, tmp_path / "last.ckpt"
 
 
@@ -52,21 +51,24 @@ def test_the_network_comes_back_exactly(trained, make_data: Callable) -> None:
         assert torch.equal(net(images), learner.eval()(images))
 
 
-@pytest.mark.parametrize("problem", ["missing", "truncated", "list", "foreign", "newer"])
-def test_a_bad_file_is_one_line_that_names_it(trained, problem: str) -> None:
-    _, file = trained
+def change(file: Path, **values: object) -> None:
     content = torch.load(file, weights_only=True)
-    if problem == "missing":
-        file.unlink()
-    elif problem == "truncated":
-        file.write_bytes(file.read_bytes()[:10_000])
-    elif problem == "list":
-        torch.save([1], file)
-    elif problem == "foreign":
-        torch.save({"state_dict": {}}, file)
-    else:
-        content["proxy_anchor"]["format"] = 2
-        torch.save(content, file)
+    torch.save(content | {CHECKPOINT_KEY: content[CHECKPOINT_KEY] | values}, file)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        lambda file: file.write_bytes(file.read_bytes()[:10_000]),
+        lambda file: torch.save([1], file),
+        lambda file: torch.save({"state_dict": {}}, file),
+        lambda file: change(file, format=2),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_it(trained, damage: Callable) -> None:
+    _, file = trained
+    damage(file)
     with pytest.raises(UsageError, match=r"checkpoint=.*last\.ckpt") as caught:
         load_checkpoint(file)
     assert "\n" not in str(caught.value)
@@ -84,13 +86,11 @@ LOSSES = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_learner_comes_back_from_its_file_alone(
-    name: str, make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
+    name: str, make_learner: Callable, fit: Callable, tmp_path: Path
 ) -> None:
-    loss = instantiate(LOSSES[name], num_classes=3, embedding_dim=8)
-    learner, trainer = make_learner(loss), make_trainer(limit_val_batches=0)
+    learner = make_learner(instantiate(LOSSES[name], num_classes=3, embedding_dim=8))
     learner.metadata["config"]["loss"] = LOSSES[name]
-    trainer.fit(learner, make_data())
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    fit(learner).save_checkpoint(tmp_path / "last.ckpt")
     again = MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt")
     assert again.metadata == learner.metadata
     state = again.state_dict()
@@ -102,12 +102,11 @@ def test_the_learner_comes_back_from_its_file_alone(
 
 @pytest.mark.parametrize("target", [None, "os.system", "proxy_anchor.losses.pml.inspect.os.system"])
 def test_a_loss_that_the_file_cannot_be_trusted_to_make_has_to_be_given(
-    target: str | None, make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
+    target: str | None, make_learner: Callable, fit: Callable, tmp_path: Path
 ) -> None:
-    learner, trainer = make_learner(), make_trainer(limit_val_batches=0)
+    learner = make_learner()
     learner.metadata = {} if target is None else {"config": {"loss": {"_target_": target}}, "classes": ["a"] * 3}
-    trainer.fit(learner, make_data())
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    fit(learner).save_checkpoint(tmp_path / "last.ckpt")
     with pytest.raises(UsageError, match=r"last\.ckpt does not say how its loss is made .*: pass loss=\.\.\.$"):
         MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt")
     again = MetricLearner.load_from_checkpoint(tmp_path / "last.ckpt", loss=ProxyAnchorLoss(3, 8), warmup_epochs=2)
@@ -126,14 +125,12 @@ class Shrink(Regulariser):
         return self.scale * (embeddings - embeddings.mean()).square().sum()
 
 
-def test_regularisers_come_back_and_their_parameters_train(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, tmp_path: Path
-) -> None:
-    learner, trainer = make_learner(regularisers={"shrink": Shrink()}), make_trainer(limit_val_batches=0)
+def test_regularisers_come_back_and_their_parameters_train(make_learner: Callable, fit: Callable, tmp_path) -> None:
+    learner = make_learner(regularisers={"shrink": Shrink()})
     made = {"_target_": "proxy_anchor.losses.proxy_anchor.ProxyAnchorLoss"}
     target = f"{ThresholdConsistentMargin.__module__}.ThresholdConsistentMargin"
     learner.metadata["config"] |= {"loss": made, "regulariser": {"tcm": {"_target_": target, "weight": 0.5}}}
-    trainer.fit(learner, make_data())
+    trainer = fit(learner)
     assert learner.regularisers["shrink"].scale < 1
     assert {"train/loss", "train/loss_term", "train/shrink_term"} <= trainer.callback_metrics.keys()
     total = sum(trainer.callback_metrics[f"train/{name}_term"] for name in ("loss", "shrink"))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import timm
 import torch
-from commands import TINY_GLYPHS, run_entry
 from families import LARGER, WITH_PATHS, WITHOUT_PATHS
 from torch._dynamo.utils import counters
 
@@ -34,7 +32,6 @@ from proxy_anchor.training.compile import (
     recall_check,
     remember_check,
 )
-from proxy_anchor.training.module import MetricLearner
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -57,51 +54,37 @@ def _without_code_generation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     torch._dynamo.reset()
 
 
-def test_training_compiled_equals_training_plain(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
-) -> None:
+def test_training_compiled_equals_training_plain(make_learner: Callable, fit: Callable, capsys) -> None:
     plain, startup = make_learner(warmup_epochs=1), Startup(0.0)
-    make_trainer(max_epochs=3).fit(plain, make_data())
+    fit(plain, max_epochs=3, limit_val_batches=1.0)
     compiled = make_learner(warmup_epochs=1)
     start = {name: value.clone() for name, value in compiled.net.state_dict().items()}
     compiled.compiled, compiled.compiled_loss = CompiledNet(compiled.net), compile_loss(compiled.loss.forward)
-    make_trainer(max_epochs=3, callbacks=[startup]).fit(compiled, make_data())
+    fit(compiled, max_epochs=3, callbacks=[startup], limit_val_batches=1.0)
     assert "cosine with the plain float32 network's is 1.0000" in capsys.readouterr().out
     assert startup.seconds["compilation"] > 0
     for name, value in compiled.state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], atol=2e-4, rtol=1e-3, msg=name)
     moved = [name for name, _ in compiled.net.backbone.named_parameters() if "conv" in name]
     # A network that was compiled while it was frozen would never move again.
-    assert all(
-        not torch.equal(compiled.net.state_dict()[f"backbone.{name}"], start[f"backbone.{name}"]) for name in moved
-    )
-
-
-def batch_with_gradients(learner: MetricLearner, steps: Sequence[int]) -> list[torch.Tensor]:
-    """Loss and gradients of embeddings and proxies, of training steps on batches of these sizes."""
-    found = []
-    learner.log = lambda *given, **named: None
-    for step, count in enumerate(steps):
-        embeddings = torch.randn(count, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
-        labels = torch.arange(count) % 3
-        learner.forward = lambda images, embeddings=embeddings: embeddings
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = learner.training_step((torch.empty(0), labels, labels), step)
-        found += [loss.detach(), *torch.autograd.grad(loss, [embeddings, learner.loss.proxies])]
-    return found
+    assert not any(torch.equal(compiled.net.backbone.state_dict()[name], start[f"backbone.{name}"]) for name in moved)
 
 
 def assert_compiled_loss_is_the_plain_one(make_learner: Callable) -> None:
-    plain, other = make_learner(), make_learner()
-    compiled = MetricLearner(other.net, other.loss, compile=True)
-    assert [*compiled.state_dict()] == [*plain.state_dict()]
-    plain_calls = []
-    compiled.loss.register_forward_hook(lambda *given: plain_calls.append(1))
-    expected = batch_with_gradients(plain, (6, 6, 4))
-    for a, b in zip(batch_with_gradients(compiled, (6, 6, 4)), expected, strict=True):
-        assert a.dtype == torch.float32
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    assert not plain_calls
+    learner, plain_calls = make_learner(compile=True), []
+    assert [*learner.state_dict()] == [*make_learner().state_dict()]
+    learner.forward = lambda images: images
+    learner.loss.register_forward_hook(lambda *given: plain_calls.append(1))
+    for count in (6, 6, 4):
+        embeddings, labels, found = torch.randn(count, 8).requires_grad_(), torch.arange(count) % 3, []
+        for compute in (lambda *given: learner.loss_terms(*given)["loss"], learner.loss):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = compute(embeddings, labels)
+            found.append([loss.detach(), *torch.autograd.grad(loss, [embeddings, learner.loss.proxies])])
+        for a, b in zip(*found, strict=True):
+            assert a.dtype == torch.float32
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert len(plain_calls) == 3
 
 
 def test_the_compiled_loss_is_the_plain_one(make_learner: Callable) -> None:
@@ -113,22 +96,6 @@ needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,
     reason="torch.compile needs a C++ compiler on a CPU",
 )
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_the_command_trains_with_generated_code_as_without(tmp_path: Path) -> None:
-    small = [*TINY_GLYPHS, "speed=fast", "backbone=test_resnet", "backbone.pretrained=false", "trainer.accelerator=cpu"]
-    losses = {}
-    for compiled in ("true", "false"):
-        run = [*small, f"compile={compiled}", f"run=compiled_{compiled}"]
-        done = run_entry("train.py", *run, cwd=tmp_path, fresh=True)  # the fixture above changes this process alone
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert ("compiled network: its gradient's cosine with the plain" in done.stdout) == (compiled == "true")
-        result = json.loads((tmp_path / "runs" / f"compiled_{compiled}" / "result.json").read_text())
-        losses[compiled] = result["last"]["train_loss"]
-    assert list((tmp_path / "cache").rglob("*.cpp"))  # of Inductor
-    assert losses["true"] == pytest.approx(losses["false"], rel=0.02)  # in bfloat16
 
 
 @pytest.mark.slow
@@ -145,9 +112,7 @@ def test_the_check_passes_and_leaves_statistics_and_random_numbers_alone(
     drop_path: float, make_data: Callable, make_learner: Callable, make_trainer: Callable
 ) -> None:
     learner, trainer = make_learner(), make_trainer()
-    learner.net = EmbeddingNet(
-        "test_resnet", 8, pretrained=False, image_size=32, batch_norm="train", drop_path=drop_path
-    )
+    learner.net = small_net(dim=8, drop_path=drop_path)
     learner.compiled, trainer.datamodule = CompiledNet(learner.net), make_data()
     assert {"fallback_random": drop_path > 0, **compiler_options()} == GIVEN
     learner.train()
@@ -186,9 +151,7 @@ def test_the_graph_that_returns_features_is_the_one_that_is_checked(make_learner
         assert learner(images).shape == (5, 8)
 
 
-def test_a_short_batch_is_filled_up_where_the_network_itself_evaluates_and_gives_the_same(
-    make_learner: Callable,
-) -> None:
+def test_a_short_batch_is_filled_up_where_the_network_itself_evaluates(make_learner: Callable) -> None:
     net, images = make_learner().net.eval(), torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
     seen = []
     net.register_forward_hook(lambda module, given, out: seen.append(len(given[0])))
@@ -201,10 +164,11 @@ def test_a_short_batch_is_filled_up_where_the_network_itself_evaluates_and_gives
     torch.testing.assert_close(last, whole[4:], rtol=0, atol=0)
 
 
-def small_net(batch_norm: str = "train", seed: int = 0) -> EmbeddingNet:
+def small_net(batch_norm: str = "train", seed: int = 0, dim: int = 16, drop_path: float = 0.0) -> EmbeddingNet:
     """A network whose batch norm has statistics of its own, in training mode."""
     torch.manual_seed(seed)
-    net = EmbeddingNet("test_resnet", 16, pretrained=False, image_size=64, batch_norm=batch_norm)
+    more = {"pretrained": False, "image_size": 64, "batch_norm": batch_norm, "drop_path": drop_path}
+    net = EmbeddingNet("test_resnet", dim, **more)
     for name, buffer in net.named_buffers():
         if name.endswith("running_mean"):
             buffer.normal_()
@@ -232,45 +196,15 @@ def with_gradient(change: Callable[[torch.Tensor], torch.Tensor], name: str) -> 
     """A forward that passes a gradient changed by `change` to the parameters of one module."""
 
     def make(net: EmbeddingNet) -> Callable:
-        module = net.get_submodule(name)
-
         def forward(images: torch.Tensor) -> torch.Tensor:
-            changed = {}
-            for key, p in module.named_parameters():
-                copy = p.clone()
-                if copy.requires_grad:
-                    copy.register_hook(change)
-                changed[f"{name}.{key}"] = copy
+            changed = {key: p.clone() for key, p in net.named_parameters() if key.startswith(name)}
+            for each in changed.values():
+                each.register_hook(change)
             return torch.func.functional_call(net, changed, images)
 
         return forward
 
     return make
-
-
-def other_batch_norm_mode(net: EmbeddingNet) -> Callable:
-    norms = [each for each in net.modules() if isinstance(each, torch.nn.modules.batchnorm._BatchNorm)]
-
-    def forward(images: torch.Tensor) -> torch.Tensor:
-        modes = [each.training for each in norms]
-        for norm, mode in zip(norms, modes, strict=True):
-            norm.train(not mode)
-        try:
-            return net(images)
-        finally:
-            for norm, mode in zip(norms, modes, strict=True):
-                norm.train(mode)
-
-    return forward
-
-
-def detached(net: EmbeddingNet) -> Callable:
-    def forward(images: torch.Tensor) -> torch.Tensor:
-        pixels = (images.float() - net.mean) / net.std
-        features = net.pool(net.backbone(pixels)).detach()
-        return torch.nn.functional.normalize(net.head(features.float()))
-
-    return forward
 
 
 FAULTS = {
@@ -280,8 +214,9 @@ FAULTS = {
     "infinity in one number": with_gradient(lambda g: g.index_fill(0, torch.tensor([0]), float("inf")), "head"),
     "a sign": with_gradient(torch.neg, "backbone.layer2.0"),
     "three times too long": with_gradient(lambda g: 3 * g, "backbone.layer2.0"),
-    "a detached backbone": detached,
-    "the other mode of batch norm": other_batch_norm_mode,
+    "no gradient": lambda net: lambda images: net(images).detach() + 0 * net.head.bias,
+    "embeddings": lambda net: lambda images: net(images) + 0.3,
+    "statistics of batch norm": lambda net: lambda images: (net(images), net(images))[0],
 }
 
 
@@ -312,61 +247,52 @@ def test_rounding_alone_is_no_fault() -> None:
         assert abs(found.compiled - found.plain) < 0.1
 
 
-def test_the_check_measures_from_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_measures_from_float32() -> None:
     net = small_net()
     assert check(net, net, dtype=torch.float32) == pytest.approx((1, 1), abs=1e-5)
     half = check(net, net)
     assert half.plain == half.compiled < 0.9999
 
 
-def test_a_check_is_remembered_until_what_it_depends_on_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    cpu = torch.device("cpu")
-    file = check_file(small_net(), (12, 3, 64, 64), "bf16-mixed", cpu)
-    assert file == check_file(small_net(seed=1), (12, 3, 64, 64), "bf16-mixed", cpu)  # whatever the weights
+def test_a_check_is_remembered_until_what_it_depends_on_changes(tmp_path: Path, monkeypatch) -> None:
+    def file_of(net: EmbeddingNet, batch: int = 12, precision: str = "bf16-mixed") -> Path:
+        return check_file(net, (batch, 3, 64, 64), precision, torch.device("cpu"))
+
+    net, vit = small_net(), EmbeddingNet("test_vit", 16, pretrained=False).train()
+    file = file_of(net)
+    assert file == file_of(small_net(seed=1))  # whatever the weights
     assert tmp_path in file.parents
-    others = [
-        check_file(small_net(), (13, 3, 64, 64), "bf16-mixed", cpu),
-        check_file(small_net(), (12, 3, 64, 64), "16-mixed", cpu),
-        check_file(small_net("frozen_statistics"), (12, 3, 64, 64), "bf16-mixed", cpu),
-        check_file(small_net("frozen"), (12, 3, 64, 64), "bf16-mixed", cpu),
-        check_file(EmbeddingNet("test_vit", 16, pretrained=False).train(), (12, 3, 64, 64), "bf16-mixed", cpu),
-    ]
+    others = [file_of(net, batch=13), file_of(net, precision="16-mixed"), file_of(vit)]
+    others += [file_of(small_net(each)) for each in ("frozen_statistics", "frozen")]
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    others.append(check_file(small_net(), (12, 3, 64, 64), "bf16-mixed", cpu))
-    assert len({file, *others}) == 7
+    assert len({file, *others, file_of(net)}) == 7
     assert recall_check(file) is None
     remember_check(file, GradientCheck(0.9, 0.95))
     assert recall_check(file) == (0.9, 0.95)
     file.write_text("{")
     assert recall_check(file) is None
-    remember_check(file / "no folder" / "x.json", GradientCheck(0.9, 0.95))  # says nothing
 
 
-def test_a_later_start_does_not_repeat_the_check(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_later_start_does_not_repeat_the_check(make_learner: Callable, fit: Callable, capsys) -> None:
     said = []
     for _ in range(2):
         learner = make_learner()
         plain_passes: list[int] = []
         learner.net.register_forward_hook(lambda net, given, out, runs=plain_passes: runs.append(1))
         learner.compiled = CompiledNet(learner.net)  # calls the network's forward, without hooks
-        make_trainer(callbacks=[Startup(0.0)]).fit(learner, make_data())
+        fit(learner, callbacks=[Startup(0.0)])
         said.append((len(plain_passes), "checked at an earlier start" in capsys.readouterr().out))
     assert said == [(2, False), (0, True)]
 
 
 def test_no_rank_goes_on_alone_where_another_has_no_memory_for_the_check(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, monkeypatch: pytest.MonkeyPatch, capsys
+    make_learner: Callable, fit: Callable, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setattr(startup, "gather_objects", lambda value: [value, None])  # the other rank has no check
     monkeypatch.setattr(startup, "run_once", lambda *_: pytest.fail("the other rank does not compute this"))
     learner = make_learner()
     learner.compiled = CompiledNet(learner.net)
-    make_trainer(callbacks=[Startup(0.0)]).fit(learner, make_data())
+    fit(learner, callbacks=[Startup(0.0)])
     assert "not checked: the plain float32 network" in capsys.readouterr().out
 
 
@@ -380,15 +306,13 @@ def test_a_module_of_a_few_numbers_is_judged_with_its_parent() -> None:
     assert [*compile_module.find_faults(passes[0], passes[1], wrong)] == ["block.conv"]
 
 
-def test_the_loss_is_compiled_before_the_first_step(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable
-) -> None:
+def test_the_loss_is_compiled_before_the_first_step(make_learner: Callable, fit: Callable) -> None:
     learner, graphs, counted = make_learner(), [], pl.Callback()
     learner.compiled, learner.compiled_loss = CompiledNet(learner.net), compile_loss(learner.loss.forward)
     counted.on_train_start = lambda *given: graphs.append(counters["stats"]["unique_graphs"])
     torch.compiler.reset()
     counters.clear()
-    make_trainer(callbacks=[Startup(0.0), counted], limit_val_batches=0).fit(learner, make_data())
+    fit(learner, callbacks=[Startup(0.0), counted])
     assert graphs[0] == counters["stats"]["unique_graphs"] >= 2
 
 

@@ -17,8 +17,6 @@ from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.training.distributed import JoinedGradients, LeanDDP, SyncBatchNorms
 from proxy_anchor.training.module import MetricLearner
 
-CPU = torch.device("cpu")
-
 
 def begin() -> list[dict[str, Any]]:
     """Of a plain and a compiled frozen network: weights and statistics, which differed between the ranks.
@@ -26,7 +24,7 @@ def begin() -> list[dict[str, Any]]:
     And one of the statistics after a forward for which it differs again.
     """
     dist.init_process_group("gloo")
-    LeanDDP.root_device = CPU  # type: ignore[assignment,method-assign]
+    LeanDDP.root_device = torch.device("cpu")  # type: ignore[assignment,method-assign]
     found = []
     for compiled in (False, True):
         net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32, batch_norm="frozen")

@@ -56,20 +56,18 @@ def test_every_run_sets_it_and_evaluate_sets_it_again(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     seen, plain = [], nn.Linear.forward
     monkeypatch.setattr(nn.Linear, "forward", lambda *given: seen.append(switches()) or plain(*given))
-    for name, expected in (("ieee", IEEE), ("tf32", TF32)):  # as two runs of one process
-        run = tmp_path / name
-        cfg = compose_train(*TINY_GLYPHS, "trainer.accelerator=cpu", "logger=csv", f"float32_precision={name}")
-        train(cfg, run)
-        assert set(seen) == {expected}
-        assert OmegaConf.load(run / "config.yaml").float32_precision == name
-        assert read_result(run)["float32_precision"] == name
-        assert load_checkpoint(run / "best.ckpt").metadata["config"]["float32_precision"] == name
-        seen.clear()
-    for name, expected in (("ieee", IEEE), ("tf32", TF32)):
-        with initialize_config_dir(entry.CONF, version_base="1.3"):
-            evaluate(compose("evaluate", [f"checkpoint={tmp_path / name / 'best.ckpt'}"]))
-        assert set(seen) == {expected}
-        seen.clear()
+    set_float32_precision("tf32")  # as of an earlier run of this process
+    cfg = compose_train(*TINY_GLYPHS, "trainer.accelerator=cpu", "logger=csv", "float32_precision=ieee")
+    train(cfg, tmp_path / "run")
+    assert set(seen) == {IEEE}
+    assert OmegaConf.load(tmp_path / "run" / "config.yaml").float32_precision == "ieee"
+    assert read_result(tmp_path / "run")["float32_precision"] == "ieee"
+    assert load_checkpoint(tmp_path / "run" / "best.ckpt").metadata["config"]["float32_precision"] == "ieee"
+    seen.clear()
+    set_float32_precision("tf32")
+    with initialize_config_dir(entry.CONF, version_base="1.3"):
+        evaluate(compose("evaluate", [f"checkpoint={tmp_path / 'run' / 'best.ckpt'}"]))
+    assert set(seen) == {IEEE}
 
 
 @pytest.mark.gpu

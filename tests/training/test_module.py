@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -80,11 +79,9 @@ def test_a_mix_is_of_seed_epoch_and_batch_alone(make_learner: Callable, monkeypa
     assert [term(*each) for each in places] == found
 
 
-def test_warmup_moves_head_and_proxies_only_and_then_everything(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable
-) -> None:
+def test_warmup_moves_head_and_proxies_only_and_then_everything(make_learner: Callable, fit: Callable) -> None:
     watch, learner = Watch(), make_learner(warmup_epochs=2)
-    make_trainer(max_epochs=3, callbacks=[watch], limit_val_batches=0).fit(learner, make_data())
+    fit(learner, max_epochs=3, callbacks=[watch])
     start, first, second, third = watch.states
     trainable = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
     others = {"net.head.weight", "net.head.bias", "loss.proxies"}
@@ -95,13 +92,11 @@ def test_warmup_moves_head_and_proxies_only_and_then_everything(
 
 
 def test_rates_are_printed_and_the_schedule_counts_the_warmup(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable, capsys: pytest.CaptureFixture
+    make_learner: Callable, fit: Callable, capsys: pytest.CaptureFixture
 ) -> None:
-    watch = Watch()
-    learner = make_learner(
-        lr=0.001, proxy_lr_mult=10, scheduler=partial(StepLR, step_size=2, gamma=0.5), warmup_epochs=1
-    )
-    make_trainer(max_epochs=3, callbacks=[watch], limit_val_batches=0).fit(learner, make_data())
+    watch, scheduler = Watch(), partial(StepLR, step_size=2, gamma=0.5)
+    learner = make_learner(lr=0.001, proxy_lr_mult=10, scheduler=scheduler, warmup_epochs=1)
+    fit(learner, max_epochs=3, callbacks=[watch])
     assert watch.rates == [[0.001, 0.001, 0.01], [0.001, 0.001, 0.01], [0.0005, 0.0005, 0.005]]
     size = sum(parameter.numel() for parameter in learner.net.backbone.parameters())
     printed = f"backbone 0.001 ({size:,} parameters) | head 0.001 (776 parameters) | proxies 0.01 (24 parameters)"
@@ -112,56 +107,41 @@ def test_rates_are_printed_and_the_schedule_counts_the_warmup(
     ("at", "once", "accumulate"), [(1, False, 1), (2, False, 1), (1, True, 2)], ids=["first", "second", "accumulated"]
 )
 def test_the_first_loss_that_is_not_finite_stops_before_any_tensor_is_damaged(
-    at: int, once: bool, accumulate: int, make_data: Callable, make_learner: Callable, make_trainer: Callable
+    at: int, once: bool, accumulate: int, make_learner: Callable, fit: Callable
 ) -> None:
     learner = make_learner(Bad(at, once))
     before = snapshot(learner)
-    trainer = make_trainer(max_epochs=3, limit_val_batches=0, accumulate_grad_batches=accumulate)
     with pytest.raises(UsageError, match=rf"loss is not finite at step {at - 1} \(epoch 1\), and no step"):
-        trainer.fit(learner, make_data())
+        fit(learner, max_epochs=3, accumulate_grad_batches=accumulate)
     after = snapshot(learner)
     assert all(value.isfinite().all() for value in after.values())
     assert bool(moved(before, after)) == (at > 1)
 
 
-def test_a_gradient_that_is_not_finite_stops_although_the_loss_is(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable
-) -> None:
+def test_a_gradient_that_is_not_finite_stops_although_the_loss_is(make_learner: Callable, fit: Callable) -> None:
     class Broken(torch.nn.Module):
         def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
             return (embeddings - embeddings.detach()).abs().sqrt().sum()  # 0, with gradient inf x 0
 
     learner = make_learner(Broken())
     before = snapshot(learner)
-    with pytest.raises(UsageError, match=r"a gradient is not finite at step 0 \(epoch 1\) although the loss is"):
-        make_trainer(limit_val_batches=0).fit(learner, make_data())
+    with pytest.raises(UsageError, match=r"a gradient is not finite at step 0 \(epoch 1\), and"):
+        fit(learner)
     assert not moved(before, snapshot(learner))
 
 
-def test_gradients_are_clipped_by_value_on_network_and_proxies(
-    make_data: Callable, make_learner: Callable, make_trainer: Callable
-) -> None:
+def test_gradients_are_clipped_by_value_on_network_and_proxies(make_learner: Callable, fit: Callable) -> None:
     class Steep(ProxyAnchorLoss):
         def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
             return super().forward(embeddings, labels) * 1e6
 
-    class LargestGradients(pl.Callback):
-        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            trainer.optimizers[0].register_step_post_hook(lambda optimizer, *_: self.note(optimizer))
+    def largest(**settings: object) -> dict[str, float]:
+        trainer = fit(make_learner(Steep(3, 8)), max_steps=1, **settings)
+        groups = trainer.optimizers[0].param_groups
+        return {group["name"]: max(float(p.grad.abs().max()) for p in group["params"]) for group in groups}
 
-        def note(self, optimizer: torch.optim.Optimizer) -> None:
-            self.largest = {
-                group["name"]: max(float(p.grad.abs().max()) for p in group["params"])
-                for group in optimizer.param_groups
-            }
-
-    watch = LargestGradients()
-    make_trainer(max_steps=1, callbacks=[watch], limit_val_batches=0).fit(make_learner(Steep(3, 8)), make_data())
-    assert watch.largest == {"backbone": 10, "head": 10, "proxies": 10}
-    make_trainer(max_steps=1, callbacks=[watch], limit_val_batches=0, gradient_clip_val=None).fit(
-        make_learner(Steep(3, 8)), make_data()
-    )
-    assert min(watch.largest.values()) > 10  # there was something to clip
+    assert largest() == {"backbone": 10, "head": 10, "proxies": 10}
+    assert min(largest(gradient_clip_val=None).values()) > 10  # there was something to clip
 
 
 def test_nothing_fetches_the_loss_in_every_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -208,21 +188,14 @@ def test_plain_loaders_of_pairs_train_and_the_callback_says_what_it_needs(
 def test_the_trainers_own_sampler_of_several_devices_is_refused_with_the_repair(
     make_data: Callable, make_trainer: Callable
 ) -> None:
-    for use, refusal in (
-        (True, pytest.raises(UsageError, match="pass use_distributed_sampler=False")),
-        (False, nullcontext()),
-    ):
-        data, trainer = make_data(), make_trainer(devices=2, strategy="ddp", use_distributed_sampler=use)
-        data.trainer = trainer
-        trainer.strategy.broadcast = lambda value: value
-        with refusal:
-            data.setup("fit")
+    data, trainer = make_data(), make_trainer(devices=2, strategy="ddp", use_distributed_sampler=True)
+    data.trainer = trainer
+    trainer.strategy.broadcast = lambda value: value
+    with pytest.raises(UsageError, match="pass use_distributed_sampler=False"):
+        data.setup("fit")
 
 
 # ---- the guard
-
-
-TRUE, FALSE = torch.tensor(True), torch.tensor(False)
 
 
 def test_a_fused_optimizer_skips_the_step_by_itself() -> None:
@@ -233,7 +206,7 @@ def test_a_fused_optimizer_skips_the_step_by_itself() -> None:
     for gradient, moved in ((float("nan"), False), (1.0, True), (float("inf"), False)):
         before = weight.detach().clone()
         weight.grad = torch.full((3,), gradient)
-        optimizer.found_inf = guard.show("", TRUE, torch.nn.utils.get_total_norm([weight.grad]))
+        optimizer.found_inf = guard.show("", torch.tensor(True), torch.nn.utils.get_total_norm([weight.grad]))
         optimizer.step()
         assert bool((weight != before).any()) == moved
         assert weight.isfinite().all()
@@ -242,6 +215,6 @@ def test_a_fused_optimizer_skips_the_step_by_itself() -> None:
 
 def test_the_last_step_of_an_epoch_is_checked_before_its_weights_are_saved(make_learner: Callable) -> None:
     learner = make_learner()
-    learner._guard.show("at step 7", FALSE, torch.tensor(1.0))  # on a GPU the next step would look at it
+    learner._guard.show("at step 7", torch.tensor(False), torch.tensor(1.0))  # on a GPU the next step would look at it
     with pytest.raises(NotFinite, match="the loss is not finite at step 7"):
         learner.on_train_epoch_end()

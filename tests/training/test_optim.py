@@ -26,13 +26,11 @@ def make_net(**arguments) -> EmbeddingNet:
     return EmbeddingNet("test_resnet", 8, pretrained=False, image_size=32, **arguments)
 
 
-def test_groups_are_backbone_head_and_proxies() -> None:
+def test_a_tensor_of_two_groups_is_refused() -> None:
     net, loss = make_net(), ProxyAnchorLoss(5, 8)
-    groups = make_parameter_groups(net, loss, lr=0.01, proxy_lr_mult=100)
-    assert [(group["name"], group["lr"]) for group in groups] == [("backbone", 0.01), ("head", 0.01), ("proxies", 1.0)]
-    assert [id(p) for p in groups[0]["params"]] == [id(p) for p in net.backbone.parameters()]
-    assert [id(p) for p in groups[1]["params"]] == [id(net.head.weight), id(net.head.bias)]
-    assert [id(p) for p in groups[2]["params"]] == [id(loss.proxies)]
+    loss.shared = net.head.weight
+    with pytest.raises(RuntimeError, match="exactly one parameter group"):
+        make_parameter_groups(net, loss, lr=0.01, proxy_lr_mult=100)
 
 
 @pytest.mark.parametrize("backbone", ["test_vit", "test_resnet"])
@@ -53,6 +51,9 @@ def test_layers_of_the_backbone_have_rates_that_grow_towards_the_head(backbone: 
 def test_every_trainable_tensor_is_in_exactly_one_group_and_frozen_ones_in_none(batch_norm: str, pooling: str) -> None:
     net, loss = make_net(batch_norm=batch_norm, pooling=pooling), ProxyAnchorLoss(5, 8)
     groups = make_parameter_groups(net, loss, lr=0.01, proxy_lr_mult=100)
+    assert [(group["name"], group["lr"]) for group in groups] == [("backbone", 0.01), ("head", 0.01), ("proxies", 1.0)]
+    assert {id(net.head.weight), id(net.head.bias)} <= {id(p) for p in groups[1]["params"]}
+    assert [id(p) for p in groups[2]["params"]] == [id(loss.proxies)]
     grouped = sorted(id(p) for group in groups for p in group["params"])
     trainable = sorted(id(p) for p in [*net.parameters(), *loss.parameters()] if p.requires_grad)
     assert grouped == trainable

@@ -143,7 +143,6 @@ def check_config(cfg: DictConfig) -> None:
     from proxy_anchor.data.augment import COLOR_KEYS, CentralCrop, RandomColors, RandomCrops
     from proxy_anchor.data.bad_images import ON_BAD_IMAGE
     from proxy_anchor.data.datamodule import check_cropping
-    from proxy_anchor.losses.regulariser import check_regularisers
     from proxy_anchor.models.embedding_net import check_drop_path
     from proxy_anchor.training.float32 import FLOAT32_PRECISIONS
     from proxy_anchor.training.optim import check_learning
@@ -197,7 +196,8 @@ def check_config(cfg: DictConfig) -> None:
     check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
     check_cropping(cfg.data.crop_on, cfg.data.cache, cfg.data.cache_side)
     loss = instantiate(cfg.loss, num_classes=2, embedding_dim=cfg.embedding_dim)
-    check_regularisers(loss, make_regularisers(cfg))
+    for each in make_regularisers(cfg).values():
+        each.check(loss)
     check_learning(**learning(cfg))
     if cfg.optimizer.warmup_epochs >= cfg.trainer.max_epochs:
         raise UsageError(

@@ -95,11 +95,8 @@ class Embedder:
             )
         self.embedding_dim: int = net.config["embedding_dim"] if dim is None else dim
         check_int("batch_size", batch_size, 1)
-        if dim is not None:
-            check_int("dim", dim, 1)
-            check_number("dim", dim, 1, maximum=net.config["embedding_dim"])
-        if num_workers is not None:
-            check_int("num_workers", num_workers, 0)
+        check_int("dim", self.embedding_dim, 1)
+        check_number("dim", self.embedding_dim, 1, maximum=net.config["embedding_dim"])
         check_choice("precision", precision, ["32", "bf16"])
         self.device = choose_device(device)
         self.batch_size, self.precision = batch_size, precision

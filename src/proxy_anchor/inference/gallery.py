@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxy_anchor.errors import UsageError, counted
+from proxy_anchor.errors import counted
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.retriever import INDEX_FILE, Retriever
 from proxy_anchor.training.callbacks.health import COLLAPSED, mean_similarity
@@ -30,8 +30,6 @@ def open_index(
     Prints unreadable images and what changed. Raises UsageError as `Retriever.index` and `Retriever.load` do.
     """
     retriever = Retriever(load_trained(checkpoint), **options)
-    if index is None and gallery is None:
-        raise UsageError("name a gallery folder, an index folder, or both.")
     if index is not None and (gallery is None or Path(index, INDEX_FILE).is_file()):
         retriever.load(index)
     if gallery is not None:

@@ -15,13 +15,13 @@ from torch import Tensor
 from proxy_anchor.data.folder import list_images
 from proxy_anchor.data.images import ImageInput, input_key
 from proxy_anchor.data.table import shorten
-from proxy_anchor.errors import UsageError, check_choice
+from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.checkpoint import load_trained, written_whole
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.hits import Hit
 from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.models.embedding_net import EmbeddingNet
-from proxy_anchor.retrieval.reranking import RERANKINGS, rerank
+from proxy_anchor.retrieval.reranking import rerank
 from proxy_anchor.retrieval.rows import check_k
 from proxy_anchor.retrieval.threshold import Threshold, calibrate_threshold
 
@@ -118,17 +118,15 @@ class Retriever:
         images: str | Path | Sequence[ImageInput],
         labels: Sequence[str | None] | None = None,
         *,
-        names: Sequence[str] | None = None,
         shards: str | Path | None = None,
         progress: bool = True,
     ) -> list[int]:
-        """Add images to the gallery; one of the same name is replaced.
+        """Add images to the gallery; one of the same name is replaced. Names are paths, or "image ID".
 
         Args:
             images: a folder, whose sub-folders are the labels where every image is in one; a CSV list, see
                 `load_folder`; or a sequence.
             labels: (N,) classes, None for unknown.
-            names: (N,) different names for images that are not paths.
             shards: folder for finished parts of an interrupted call, see `Embedder.embed`.
             progress: see `Embedder.embed`.
 
@@ -143,11 +141,10 @@ class Retriever:
             labels = classes if labels is None else labels
         if len(images) == 0:
             raise UsageError("the gallery is empty: give at least one image.")
-        for what, values in {"labels": labels, "names": names}.items():
-            if values is not None and len(values) != len(images):
-                raise UsageError(f"{len(images)} images but {len(values)} {what}: give one for each.")
-        given = [str(each) if isinstance(each, (str, Path)) else None for each in images] if names is None else names
-        names = [name or f"image {self._next_id + row}" for row, name in enumerate(given)]
+        if labels is not None and len(labels) != len(images):
+            raise UsageError(f"{len(images)} images but {len(labels)} labels: give one for each.")
+        first = self._next_id
+        names = [str(x) if isinstance(x, (str, Path)) else f"image {first + row}" for row, x in enumerate(images)]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UsageError(f"{twice} is there twice: every image of the gallery needs a name of its own.")
@@ -157,7 +154,7 @@ class Retriever:
         if not done.rows:
             raise UsageError(f"none of the {len(images)} images can be read: {shorten([r for _, r in self.skipped])}")
         self.remove([names[row] for row in done.rows if names[row] in self._ids])
-        ids = np.arange(self._next_id, self._next_id + len(done.rows))
+        ids = np.arange(first, first + len(done.rows))
         self._next_id += len(ids)
         self._index.add(ids, done.embeddings)
         for id_, row in zip(ids.tolist(), done.rows, strict=True):
@@ -215,10 +212,8 @@ class Retriever:
     def search_embeddings(
         self, embeddings: Tensor | np.ndarray, k: int = 10, *, reranking: str = "none"
     ) -> list[list[Hit]]:
-        """As `search`, for (Q, D) vectors of this network, or one (D,)."""
-        check_choice("rerank", reranking, RERANKINGS)
+        """As `search`, for (Q, D) vectors of this network."""
         queries = torch.as_tensor(embeddings)
-        queries = queries[None] if queries.ndim == 1 else queries
         if reranking == "none":
             similarities, ids = self._index.search(queries, k)
         else:
@@ -268,11 +263,9 @@ class Retriever:
         """Write index.json and embeddings.npy (and index.faiss), under a temporary name first.
 
         Raises:
-            UsageError: when the folder holds something else than an index, or the gallery is empty.
+            UsageError: when the folder holds something else than an index.
         """
         folder = Path(folder).resolve()  # a link stays, and its target is replaced
-        if not len(self):
-            raise UsageError("the gallery is empty: there is no index to save.")
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} holds something else than an index: choose another folder.")
         content = {
@@ -306,8 +299,6 @@ class Retriever:
             ids = np.array(list(items), dtype=np.int64)
             threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
             kind, next_id = content["kind"], content["next_id"]
-            if (np.diff(ids, append=next_id) <= 0).any():
-                raise ValueError("ids do not increase")
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{file} is damaged: build the index again.") from error
         if version != INDEX_FORMAT:

@@ -84,7 +84,3 @@ class ProxyAnchorLoss(ProxyLoss):
     def of_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
         """Eq. 4 of Kim et al. 2020: a scalar."""
         return proxy_anchor_loss(similarities, labels, self.alpha, self.delta)
-
-    def extra_repr(self) -> str:
-        """The arguments, for print(module)."""
-        return f"{self.num_classes}, {self.embedding_dim}, alpha={self.alpha:g}, delta={self.delta:g}"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import check_number
-from proxy_anchor.losses.base import unit_length
+from proxy_anchor.losses.base import ProxyLoss, unit_length
 from proxy_anchor.losses.regulariser import Regulariser, partners
 
 
@@ -31,6 +31,8 @@ class ProxySynthesis(Regulariser):
         alpha: of the Beta distribution, above 0.
         mu: synthetic embeddings for each one of the batch, in (0, 1].
     """
+
+    loss_type = ProxyLoss
 
     def __init__(self, alpha: float = 0.4, mu: float = 1.0) -> None:
         super().__init__()

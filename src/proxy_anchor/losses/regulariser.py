@@ -16,9 +16,6 @@ from torch import Tensor, nn
 from proxy_anchor.errors import UsageError, check_number
 from proxy_anchor.losses.base import ProxyLoss, unit_length
 
-# What a regulariser gets where its forward names it, beside embeddings, labels and proxies.
-WANTED = ("features", "head", "loss", "random")
-
 
 class Regulariser(nn.Module):
     """A term that is added to the loss of a batch, times `weight`.
@@ -35,7 +32,7 @@ class Regulariser(nn.Module):
         weight: factor of the term, at least 0.
 
     Attributes:
-        loss_type: the kind of loss that it can be added to; a `ProxyLoss` where it has `mix`.
+        loss_type: the kind of loss that it can be added to; a kind of `ProxyLoss` where it has `mix`.
     """
 
     loss_type: type[nn.Module] = nn.Module
@@ -48,25 +45,16 @@ class Regulariser(nn.Module):
 
     def check(self, loss: nn.Module) -> None:
         """Raise UsageError for a loss that it cannot be added to."""
-        for kind in (self.loss_type, ProxyLoss if self.mix is not None else nn.Module):
-            if not isinstance(loss, kind):
-                raise UsageError(
-                    f"regulariser {type(self).__name__} needs a {kind.__name__} (for example loss=proxy_anchor), "
-                    f"received {type(loss).__name__}: leave it out, or choose another loss."
-                )
-
-
-def check_regularisers(loss: nn.Module, regularisers: Mapping[str, Regulariser]) -> None:
-    """Raise UsageError for a regulariser that is named loss, or that the loss does not fit."""
-    if "loss" in regularisers:
-        raise UsageError("regulariser.loss: a regulariser cannot be named loss; choose another name.")
-    for each in regularisers.values():
-        each.check(loss)
+        if not isinstance(loss, self.loss_type):
+            raise UsageError(
+                f"regulariser {type(self).__name__} needs a {self.loss_type.__name__} (for example "
+                f"loss=proxy_anchor), received {type(loss).__name__}: leave it out, or choose another loss."
+            )
 
 
 def wants(regulariser: nn.Module) -> set[str]:
-    """Which of WANTED its forward names."""
-    return {*inspect.signature(regulariser.forward).parameters} & {*WANTED}
+    """Which further arguments of `Regulariser` its forward names."""
+    return {*inspect.signature(regulariser.forward).parameters} & {"features", "head", "loss", "random"}
 
 
 def regularised_loss(

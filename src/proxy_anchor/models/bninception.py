@@ -1,7 +1,8 @@
 """BN-Inception, Ioffe and Szegedy, ICML 2015, converted from Caffe: the paper's main backbone.
 
 Parameter names, shapes and the graph are those of the public file `bn_inception-52deb4733.pth`: each batch norm is
-followed by a ReLU, and later layers read the rectified tensor.
+followed by a ReLU, and later layers read the rectified tensor. The file is of
+https://github.com/Cadene/pretrained-models.pytorch.
 
 Colours. The weights expect BGR in 0-255, minus (104, 117, 128), without division. Like every timm network, this one
 takes RGB normalised with the mean and std of its `pretrained_cfg` (which undo the division by 255);
@@ -14,11 +15,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxy_anchor.models.timm_head import TimmNetwork
+from proxy_anchor.models.timm_head import TimmNetwork, build_timm
 
 
 class Convolution(NamedTuple):
@@ -113,11 +114,9 @@ class BNInception(TimmNetwork):
     classifier_name = "last_linear"
     blocks = tuple(f"inception_{block.name}_" for block in BLOCKS)
 
-    def __init__(
-        self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
-    ) -> None:
+    def __init__(self, num_classes: int = 1000, global_pool: str = "avg") -> None:
         super().__init__()
-        channels = in_chans
+        channels = 3
         for convolution in STEM:
             channels = self._add(convolution, channels)
         for block in BLOCKS:
@@ -126,7 +125,7 @@ class BNInception(TimmNetwork):
                 for convolution in branch:
                     width = self._add(convolution, width)
             channels = block.out_channels(channels)
-        self.add_head(channels, num_classes, global_pool, drop_rate)
+        self.add_head(channels, num_classes, global_pool)
 
     def _add(self, convolution: Convolution, in_channels: int) -> int:
         """Register the modules of a convolution and return its output channels."""
@@ -173,16 +172,8 @@ default_cfgs = generate_default_cfgs(
             "url": "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
             "mean": (128 / 255, 117 / 255, 104 / 255),
             "std": (1 / 255, 1 / 255, 1 / 255),
-            "input_size": (3, 224, 224),
-            "pool_size": (7, 7),
-            "crop_pct": 0.875,
-            "interpolation": "bilinear",
-            "num_classes": 1000,
-            "first_conv": "conv1_7x7_s2",
             "classifier": "last_linear",
             "license": "bsd-3-clause",
-            "origin_url": "https://github.com/Cadene/pretrained-models.pytorch",
-            "paper_ids": "arXiv:1502.03167",
         }
     }
 )
@@ -191,6 +182,4 @@ default_cfgs = generate_default_cfgs(
 @register_model
 def bninception(pretrained: bool = False, **kwargs: Any) -> BNInception:
     """BN-Inception with the weights converted from Caffe."""
-    return build_model_with_cfg(
-        BNInception, "bninception", pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs
-    )
+    return build_timm(BNInception, "bninception", pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)

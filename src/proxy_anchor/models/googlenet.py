@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import torchvision
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from proxy_anchor.models.timm_head import TimmNetwork
+from proxy_anchor.models.timm_head import TimmNetwork, build_timm
 
 TRUNK = (
     *("conv1", "maxpool1", "conv2", "conv3", "maxpool2", "inception3a", "inception3b", "maxpool3"),
@@ -34,16 +34,12 @@ class GoogLeNet(TimmNetwork):
     classifier_name = "fc"
     blocks = TRUNK[5:]
 
-    def __init__(
-        self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
-    ) -> None:
+    def __init__(self, num_classes: int = 1000, global_pool: str = "avg") -> None:
         super().__init__()
         network = torchvision.models.GoogLeNet(aux_logits=False, transform_input=False, init_weights=False)
-        if in_chans != 3:
-            network.conv1.conv = nn.Conv2d(in_chans, 64, kernel_size=7, stride=2, padding=3, bias=False)
         for name in TRUNK:
             self.add_module(name, getattr(network, name))
-        self.add_head(1024, num_classes, global_pool, drop_rate)
+        self.add_head(1024, num_classes, global_pool)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, 3, H, W) to the feature map."""
@@ -63,16 +59,8 @@ default_cfgs = generate_default_cfgs(
             "url": "https://download.pytorch.org/models/googlenet-1378be20.pth",
             "mean": (0.5, 0.5, 0.5),
             "std": (0.5, 0.5, 0.5),
-            "input_size": (3, 224, 224),
-            "pool_size": (7, 7),
-            "crop_pct": 0.875,
-            "interpolation": "bilinear",
-            "num_classes": 1000,
-            "first_conv": "conv1.conv",
             "classifier": "fc",
             "license": "bsd-3-clause",
-            "origin_url": "https://github.com/pytorch/vision",
-            "paper_ids": "arXiv:1409.4842",
         }
     }
 )
@@ -81,4 +69,4 @@ default_cfgs = generate_default_cfgs(
 @register_model
 def googlenet(pretrained: bool = False, **kwargs: Any) -> GoogLeNet:
     """GoogLeNet with torchvision's weights."""
-    return build_model_with_cfg(GoogLeNet, "googlenet", pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
+    return build_timm(GoogLeNet, "googlenet", pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)

@@ -30,15 +30,14 @@ def average_plus_max_pool(features: Tensor) -> Tensor:
 class GeMPool(nn.Module):
     """Generalised mean, Radenovic et al., TPAMI 2019, with learnable exponent p."""
 
-    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.p = nn.Parameter(torch.tensor(float(p)))
-        self.eps = eps
+        self.p = nn.Parameter(torch.tensor(3.0))
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, F, H, W) to (B, F), in float32, because powers of small bf16 numbers underflow."""
         with torch.autocast(features.device.type, enabled=False):
-            return features.float().clamp(min=self.eps).flatten(2).pow(self.p).mean(2).pow(1.0 / self.p)
+            return features.float().clamp(min=1e-6).flatten(2).pow(self.p).mean(2).pow(1.0 / self.p)
 
 
 class Pool(nn.Module):

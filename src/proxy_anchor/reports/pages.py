@@ -144,16 +144,15 @@ def _tile(image: ImageInput, state: str, *lines: str | None) -> dict[str, Any]:
 def write_search_page(
     file: Path,
     retriever: Retriever,
-    queries: Sequence[ImageInput],
-    names: Sequence[str],
+    queries: Sequence[Path],
     results: Sequence[Sequence[Hit]],
 ) -> None:
     """A row per query with its hits: similarity, class, name; matches framed green."""
     rows = []
-    for query, name, hits in zip(queries, names, results, strict=True):
+    for query, hits in zip(queries, results, strict=True):
         label, share = vote(hits)
         verdict = "" if label is None else f"class by vote: {label} ({100 * share:.0f} %)"
-        tiles = [_tile(query, "query", "query", name, verdict)]
+        tiles = [_tile(query, "query", "query", query.name, verdict)]
         for hit in hits:
             state, word = ("hit", "match ") if hit.is_match else ("", "")  # a word in addition to the colour
             tiles.append(_tile(hit.name, state, f"{word}{hit.similarity:.3f}", hit.label, hit.name))

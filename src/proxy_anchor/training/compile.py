@@ -285,9 +285,6 @@ def recall_check(file: Path) -> GradientCheck | None:
 
 
 def remember_check(file: Path, check: GradientCheck) -> None:
-    """Write a passed check for later starts, unless the folder cannot be written."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, check._asdict())
-    except OSError:
-        pass
+    """Write a passed check for later starts."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, check._asdict())

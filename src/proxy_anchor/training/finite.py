@@ -40,14 +40,10 @@ class FiniteGuard:
 
     def check(self) -> None:
         """Raise NotFinite if the last step shown had a number that is not finite."""
-        loss_bad, gradient_bad = (False, False) if self._shown is None else self._shown.get().tolist()
-        if loss_bad:
-            raise NotFinite(
-                f"the loss is not finite {self._where}, and no step was taken on it: lower optimizer.lr (or "
-                "loss.alpha), or train with trainer.precision=32."
-            )
-        if gradient_bad:
-            raise NotFinite(
-                f"a gradient is not finite {self._where} although the loss is, and no step was taken on it: lower "
-                "optimizer.lr, or train with trainer.precision=32."
-            )
+        shown = () if self._shown is None else self._shown.get().tolist()
+        for bad, what in zip(shown, ("the loss", "a gradient"), strict=False):
+            if bad:
+                raise NotFinite(
+                    f"{what} is not finite {self._where}, and no step was taken on it: lower optimizer.lr (or "
+                    "loss.alpha), or train with trainer.precision=32."
+                )

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from proxy_anchor.data.sampling import PKBatches, share_seen
 from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
-from proxy_anchor.losses.regulariser import Regulariser, check_regularisers, regularised_loss, wants
+from proxy_anchor.losses.regulariser import Regulariser, regularised_loss, wants
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training.checkpoint import (
     CHECKPOINT_FORMAT,
@@ -91,8 +91,9 @@ class MetricLearner(pl.LightningModule):
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.lr, self.groups, self.warmup_epochs = optimizer.keywords["lr"], groups, warmup_epochs
         self.net, self.loss, self.seed = net, loss, seed
-        check_regularisers(loss, regularisers or {})
         self.regularisers = nn.ModuleDict(dict(regularisers or {}))
+        for each in self.regularisers.values():
+            each.check(loss)  # type: ignore[operator]
         self.wants_features = any("features" in wants(each) for each in self.regularisers.values())
         if isinstance(loss, MetricLoss):
             loss.check_labels = False  # checked once by the data module; each check waits for the GPU

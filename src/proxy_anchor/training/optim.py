@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -84,14 +83,13 @@ def make_optimizer(make: partial[Optimizer], groups: list[dict[str, Any]], *, fu
     return make(groups, **({"fused": fused} | make.keywords if can_be_fused else {}))
 
 
-def make_scheduler(make: Callable[..., LRScheduler], optimizer: Optimizer, total_steps: int) -> dict[str, Any]:
+def make_scheduler(make: partial[LRScheduler], optimizer: Optimizer, total_steps: int) -> dict[str, Any]:
     """Lightning's `lr_scheduler` entry; the schedule moves once per epoch.
 
     Where its `T_max` or `total_steps` is given as None, that is the number of steps of the run, and it moves once per
     step.
     """
-    given = make.keywords if isinstance(make, partial) else {}
-    steps = {key: max(1, total_steps) for key in ("T_max", "total_steps") if key in given and given[key] is None}
+    steps = {key: max(1, total_steps) for key in ("T_max", "total_steps") if make.keywords.get(key, 0) is None}
     return {
         "scheduler": make(optimizer, **steps),
         "interval": "step" if steps else "epoch",

@@ -178,16 +178,14 @@ def _read(logger: CSVLogger) -> str:
 class StopOnSignal(pl.Callback):
     """Ends training on SIGTERM or SIGUSR1 (a cluster's notice) with exit code STOPPED.
 
-    The current step or evaluation batch is finished, and the checkpoint of the last epoch written. One rank that gets
-    the
-    signal is enough: all stop after the same step.
+    The current step or evaluation batch (on several devices, evaluation) is finished, and the checkpoint of the last
+    epoch written. One rank that gets the signal is enough: all stop after the same step.
     """
 
     def __init__(self) -> None:
         self._received: int | None = None
         self._before: dict[int, Any] = {}
         self._agreed: HostCopy | None = None
-        self._common_batches: list[int] = []  # of each evaluation loader: batches that every process has
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """On several devices, replace the trainer's handlers.
@@ -247,23 +245,9 @@ class StopOnSignal(pl.Callback):
         """Stop between two steps."""
         self._stop(trainer, pl_module.device)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count the batches that all ranks have: only after those may they stop together."""
-        if trainer.world_size > 1:
-            batches = torch.tensor([int(each) for each in trainer.num_val_batches], device=pl_module.device)
-            self._common_batches = reduce_max(-batches).neg().tolist()
-
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Stop between two batches of an evaluation."""
-        if trainer.world_size == 1 or batch_idx < self._common_batches[dataloader_idx]:
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+        """Stop between two batches of an evaluation; several ranks, which have different numbers of them, after it."""
+        if trainer.world_size == 1:
             self._stop(trainer, pl_module.device)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from commands import compose_train
 from families import LARGER, WITH_PATHS, WITHOUT_PATHS
 from omegaconf import OmegaConf
+from reports.test_model_card import RESULT
 from torch.optim import SGD, AdamW
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
@@ -53,22 +54,17 @@ def test_collapse_is_said_with_the_mean_pairwise_similarity(tmp_path):
 
 
 @pytest.fixture
-def watched(make_data, make_learner, make_trainer, tmp_path):
+def watched(make_learner, fit, tmp_path):
     """watched(loss, epochs=1, data={}, callbacks=(), **optimizer) trains and returns its Health."""
 
-    def fit(loss=None, epochs=1, data=None, callbacks=(), accumulate_grad_batches=1, **optimizer) -> Health:
+    def train(loss=None, epochs=1, data=None, callbacks=(), accumulate_grad_batches=1, **optimizer) -> Health:
         health = Health(tmp_path)
-        trainer = make_trainer(
-            max_epochs=epochs,
-            callbacks=[health, *callbacks],
-            limit_val_batches=0,
-            accumulate_grad_batches=accumulate_grad_batches,
-        )
-        trainer.fit(make_learner(loss, **optimizer), make_data(**data or {}))
+        more = {"max_epochs": epochs, "accumulate_grad_batches": accumulate_grad_batches, "data": data}
+        trainer = fit(make_learner(loss, **optimizer), callbacks=[health, *callbacks], **more)
         health.logged = trainer.callback_metrics
         return health
 
-    return fit
+    return train
 
 
 class Pull(torch.nn.Module):
@@ -129,13 +125,13 @@ SLOW = [pytest.param(e, marks=pytest.mark.slow) for e in (*WITH_PATHS, *WITHOUT_
 
 
 @pytest.mark.parametrize("backbone", [*FAST, *SLOW])
-def test_no_network_is_warned_of_at_the_usual_rate(backbone, make_data, make_trainer, tmp_path):
+def test_no_network_is_warned_of_at_the_usual_rate(backbone, fit, tmp_path):
     """From scratch; vision transformers start with a class token near zero."""
     torch.manual_seed(0)
     net = EmbeddingNet(backbone, 8, pretrained=False, image_size=64, batch_norm="train")
     learner = MetricLearner(net, ProxyAnchorLoss(3, 8), partial(AdamW, lr=1e-4), warmup_epochs=0)
     health = Health(tmp_path)
-    make_trainer(callbacks=[health], limit_val_batches=0).fit(learner, make_data(crop=64, resize=64))
+    fit(learner, callbacks=[health], data={"crop": 64, "resize": 64})
     assert health.warnings == []
 
 
@@ -154,21 +150,9 @@ def test_warnings_stand_in_everything_that_a_run_leaves_behind(tmp_path, write_i
     [table] = make_tables(write_images({"a": 2}))
     splits = Splits("made up", table, table)
     config = OmegaConf.to_container(compose_train(), resolve=True)
-    row = {"epoch": 1, "recall": {"1": 0.5}, "validation": None}
     text = "epoch 1: the embeddings have collapsed (mean pairwise similarity 0.99 > 0.98)."
-    result = dict.fromkeys(("untrained", "selected", "best", "last"), row) | {
-        "selected_by": "Recall@1",
-        "searched": "test",
-        "device": "cpu",
-        "versions": {},
-        "history": [{**row, "train_seconds": 1.0, "eval_seconds": 1.0}],
-        "seconds_per_epoch": 1.0,
-        "train_images_per_second": 1.0,
-        "eval_images_per_second": 1.0,
-        "startup_seconds": {"total": 1.0, "images": 0.0, "first_evaluation": 0.0, "compilation": 0.0},
-    }
     for warnings in ([], [text]):
-        made = result | {"warnings": warnings}
+        made = RESULT | {"warnings": warnings}
         assert (f"Warning: {text}" in model_card(config, made, "data")) == bool(warnings)
         write_run_page(tmp_path, config, made, "data", splits, [torch.eye(2)], [0])
         assert (escape(text) in (tmp_path / "index.html").read_text()) == bool(warnings)
