@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
@@ -140,10 +142,14 @@ def test_the_made_up_set_is_read_as_sop(run, tmp_path: Path) -> None:
     )
 
 
-def test_a_record_of_a_study_holds_no_path_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """benchmarks/study.py as a module."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    import study  # type: ignore[import-not-found]
+    return importlib.import_module("study")
 
+
+def test_a_record_of_a_study_holds_no_path_of_the_machine(study, tmp_path: Path, monkeypatch) -> None:
     epoch = {"recall": {"1": 0.5}}
     monkeypatch.setattr(
         study,
@@ -162,12 +168,7 @@ def test_a_record_of_a_study_holds_no_path_of_the_machine(tmp_path: Path, monkey
     assert record["command"].endswith("dataset.root=DIR dataset.csv=DIR/images.csv")
 
 
-def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    import study
-
+def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(study, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(study, "RESULTS", tmp_path)
     with pytest.raises(study.UsageError, match=r"lacks proxy_synthesis_0\.json"):
         study.STUDIES["cars_half_methods"]()
@@ -182,17 +183,14 @@ def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(
     assert runs["tcm_seed2"][-5:] == ["regulariser=tcm", *best, "seed=2"]
 
 
-def test_a_run_that_diverges_has_a_record_and_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    import study
-    import tables
-
+def test_a_run_that_diverges_has_a_record_and_is_not_chosen(study, tmp_path: Path, monkeypatch) -> None:
     def train(cfg: Any, folder: Path) -> dict[str, Any]:
         if cfg.optimizer.lr == 4e-4:
             raise study.NotFinite("the loss is not finite")
         end = {"recall": {"1": 0.5}, "validation": {"1": 0.5 + cfg.optimizer.lr}, "epoch": 3}
         return dict.fromkeys(("untrained", "selected", "best", "last"), end)
 
+    tables = importlib.import_module("tables")
     for module in (study, tables):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(study, "train", train)
@@ -210,20 +208,14 @@ def test_a_run_that_diverges_has_a_record_and_is_not_chosen(tmp_path: Path, monk
     assert (row["settings"], row["chosen"]) == (8, "lr=2e-4, loss.margin=0.1")
 
 
-def test_the_processes_of_a_study_are_spread_over_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    import study
-
+def test_the_processes_of_a_study_are_spread_over_the_gpus(study, monkeypatch) -> None:
     started = []
 
-    class Process:
-        def __init__(self, command: list[str], env: dict[str, str]) -> None:
-            started.append((command[-1], env["CUDA_VISIBLE_DEVICES"]))
+    def start(command: list[str], env: dict[str, str]) -> Mock:
+        started.append((command[-1], env["CUDA_VISIBLE_DEVICES"]))
+        return Mock(wait=lambda: 0)
 
-        def wait(self) -> int:
-            return 0
-
-    monkeypatch.setattr(study.subprocess, "Popen", Process)
+    monkeypatch.setattr(study.subprocess, "Popen", start)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setattr("sys.argv", ["study.py", "cars_half", "dataset.root=DIR", "--jobs", "3"])
     with pytest.raises(SystemExit, match="0"):

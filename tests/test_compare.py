@@ -238,19 +238,13 @@ def test_times_to_a_level():
     assert str(comparison_rows({"a": [run, made_up([0.1, 0.3])]}, [60])[0]["s to 60"]) == "12.0 (1 of 2)"
 
 
-def test_regularisers_are_said():
-    run = made_up([0.1, 0.2]) | {"config": {"data": {"batch_size": 8}, "regulariser": {"tcm": {"weight": 1}}}}
-    assert "Regularisers: tcm. On" in notes({"a": [run]})
+def test_regularisers_and_different_batch_sizes_are_said():
+    def run(size: int, **config):
+        return made_up([0.1, 0.2]) | {"config": {"data": {"batch_size": size}, **config}}
 
-
-def test_different_batch_sizes_are_said():
-    sizes = {"a": [8, 8], "b": [12]}
-    runs = {
-        loss: [made_up([0.1, 0.2]) | {"config": {"data": {"batch_size": size}}} for size in each]
-        for loss, each in sizes.items()
-    }
-    assert "Batch sizes differ: 8 (a), 12 (b)." in notes(runs)
-    assert "Batch" not in notes({"a": runs["a"], "old": [made_up([0.1, 0.2])]})
+    assert "Regularisers: tcm. On" in notes({"a": [run(8, regulariser={"tcm": {"weight": 1}})]})
+    assert "Batch sizes differ: 8 (a), 12 (b)." in notes({"a": [run(8), run(8)], "b": [run(12)]})
+    assert "Batch" not in notes({"a": [run(8)], "old": [made_up([0.1, 0.2])]})
 
 
 def test_curves_are_means_over_seeds():

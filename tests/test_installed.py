@@ -53,27 +53,18 @@ def test_the_command_lists_every_entry(installed: Path, tmp_path: Path) -> None:
     assert wrong.stderr.endswith("Did you mean 'train'?\n")
 
 
-def test_it_trains_and_evaluates_outside_the_repository(installed: Path, tmp_path: Path) -> None:
+def test_it_trains_outside_the_repository(installed: Path, tmp_path: Path) -> None:
     trained = run(installed, "proxy-anchor", "train", *TINY_GLYPHS, "run=x", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "runs" / "x" / "result.json").is_file()
-    evaluated = run(installed, "proxy-anchor", "evaluate", "checkpoint=runs/x", cwd=tmp_path)
-    assert evaluated.returncode == 0, evaluated.stderr
-    assert "Recall@1" in evaluated.stdout
 
 
-def test_the_package_is_the_wheels_and_shows_its_names(installed: Path, tmp_path: Path) -> None:
+def test_the_package_is_the_wheels_and_holds_the_whole_configuration(installed: Path, tmp_path: Path) -> None:
     code = (
         "import proxy_anchor, pathlib; home = pathlib.Path(proxy_anchor.__file__).parent; print(dir(proxy_anchor), "
-        "(home / 'py.typed').is_file(), (home / 'conf/train.yaml').is_file(), home)"
+        "(home / 'py.typed').is_file(), len([*(home / 'conf').rglob('*.yaml')]), home)"
     )
     printed = run(installed, "python", "-c", code, cwd=tmp_path).stdout
     names = "['EmbeddingNet', 'ProxyAnchorLoss', 'Retriever', '__version__', 'command', 'recall_at_k', 'train']"
-    assert printed.startswith(f"{names} True True {installed.parent}")
-
-
-def test_every_entry_shows_its_keys(installed: Path, tmp_path: Path) -> None:
-    for name in COMMANDS:
-        helped = run(installed, "proxy-anchor", name, "--help", cwd=tmp_path)
-        assert helped.returncode == 0, helped.stderr
-        assert f"src/{name}.py" in helped.stdout or f"proxy-anchor {name}" in helped.stdout
+    number = len([*(REPOSITORY / "conf").rglob("*.yaml")])
+    assert printed.startswith(f"{names} True {number} {installed.parent}")

@@ -189,7 +189,8 @@ def test_parquet_without_pyarrow_is_one_line_before_an_image_is_read(monkeypatch
 def test_export_commands(here: Path, run: Callable) -> None:
     pytest.importorskip("onnxruntime")
     for command in of("export.py"):
-        assert "largest difference from the checkpoint" in run(command)
+        if re.search("format=(onnx|safetensors)", command):  # the others: tests/inference/test_export.py
+            assert "largest difference from the checkpoint" in run(command)
     [example] = [command for command in COMMANDS if "onnx_search" in command]
     assert len(run(example).splitlines()) == 5
     assert "## Results" in (here / "to_share" / "README.md").read_text()

@@ -20,6 +20,7 @@ from PIL import Image
 from evaluate import evaluate
 from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
+from proxy_anchor.cli.command import entries
 from proxy_anchor.errors import FolderTaken
 from proxy_anchor.reports import run as reports
 from train import cross_validate, train
@@ -136,10 +137,16 @@ def test_folds_choose_the_batch_for_their_own_images_and_report_the_mean(write_i
     assert f"selected epoch 1: @1 {100 * mean:.1f}" in page
 
 
-def test_what_is_allowed_is_not_refused(tmp_path):
+def test_what_is_allowed_trains_and_is_said(tmp_path):
     allowed = ["trainer.gradient_clip_val=null", "run=7", "~trainer.log_every_n_steps", "optimizer.weight_decay=0"]
-    output = run_ok("train.py", *TINY_GLYPHS, *allowed, "backbone=test_vit", "backbone.pretrained=false", cwd=tmp_path)
-    assert "network: test_vit, pooling its own, 16-d" in output  # any name of timm's
+    colors = ["dataset.images.brightness=0.4", "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"]
+    any_of_timm = ["backbone=test_vit", "backbone.pretrained=false", "backbone.drop_path=0.2"]
+    output = run_ok("train.py", *TINY_GLYPHS, *allowed, *colors, *any_of_timm, cwd=tmp_path)
+    assert "network: test_vit, pooling its own, 16-d" in output
+    assert "; colours brightness 0.4, hue 0.1, grayscale 0.2; drop path 0.2, no dropout\n" in output
+    card = (tmp_path / "runs/7/README.md").read_text()
+    assert "their colours varied (brightness 0.4, hue 0.1, grayscale 0.2)" in card
+    assert "drop path 0.2" in card
 
 
 BAD_INPUT = {
@@ -147,7 +154,6 @@ BAD_INPUT = {
     "validation=classes validation.seed=-1 dataset.root=/proc/nope": "validation.seed=-1",
     "validation=folds validation.num_folds=5": "at least 10",
     "loss.alhpa=16": "unknown key 'loss.alhpa'. Did you mean 'alpha'?",
-    "datset=cars": "Did you mean 'dataset'?",
     "root=mine": "unknown key 'root'. Did you mean 'dataset.root'?",
     "dataset=carz": "Did you mean 'cars'?",
     "backbone=resnet18 batch_norm=train": "backbone.weights=FILE",
@@ -155,7 +161,6 @@ BAD_INPUT = {
     "backbone.pooling=median": "choose one of: auto, avg+max",
     "+dataset.images.color_jitter=0.4": "unknown key dataset.images.color_jitter. Known in dataset.images: brightness,",
     "embedding_dim=0": "embedding_dim=0: expected a whole number of at least 1",
-    "embedding_dim=many": "embedding_dim=many: expected a number, as in embedding_dim=",
     "trainer.precision=8": "choose one of: 32, 32-true, bf16-mixed, 16-mixed",
     "recall_k=[0]": "recall_k=0",
     "dataset=folder": "dataset.root=FOLDER",
@@ -188,19 +193,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, tmp_path):
     assert not (tmp_path / "runs" / "x").exists()
 
 
-def test_colours_and_drop_path_train_and_are_said(tmp_path):
-    colors = ["dataset.images.brightness=0.4", "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"]
-    output = run_ok("train.py", "run=x", *TINY_GLYPHS, *colors, "backbone.drop_path=0.2", cwd=tmp_path)
-    assert "; colours brightness 0.4, hue 0.1, grayscale 0.2; drop path 0.2, no dropout\n" in output
-    card = (tmp_path / "runs/x/README.md").read_text()
-    assert "their colours varied (brightness 0.4, hue 0.1, grayscale 0.2)" in card
-    assert "drop path 0.2" in card
-
-
 def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
     shown = run_ok("train.py", "--help", cwd=tmp_path)
     assert shown.startswith("Train an embedding network with its proxies.\n")
     assert "proxy_lr_mult: 100" in shown
+    for name in entries():
+        assert f"src/{name}.py" in run_ok(f"{name}.py", "--help", cwd=tmp_path)
     heavy = "import sys; sys.argv = ['train.py']; import train; print(sorted({'torch', 'timm'} & set(sys.modules)))"
     found = subprocess.run(
         [sys.executable, "-c", heavy], cwd=REPOSITORY / "src", capture_output=True, text=True, check=True

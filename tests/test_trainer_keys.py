@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-from commands import TINY_GLYPHS, compose_train, run_entry
+from commands import TINY_GLYPHS, compose_train
 from hydra import compose, initialize_config_dir
 from interruptions import StopBefore
 from omegaconf import DictConfig
@@ -43,11 +43,9 @@ def evaluated(file: Path) -> dict[str, float]:
     ("overrides", "epochs"),
     [
         (["+trainer.max_steps=6", "+trainer.min_epochs=3"], [0, 1, 2]),
-        (["+trainer.max_steps=3", "+trainer.accumulate_grad_batches=2"], [0, 1, 2]),
         (["+trainer.max_time=00:00:00:01", "trainer.max_epochs=1000"], None),
         (["trainer.check_val_every_n_epoch=3"], [0, 3]),
-        (["trainer.num_sanity_val_steps=2"], [0, 1, 2, 3]),
-        (["+trainer.accumulate_grad_batches=2"], [0, 1, 2, 3]),
+        (["trainer.num_sanity_val_steps=2", "+trainer.accumulate_grad_batches=2"], [0, 1, 2, 3]),
     ],
     ids=lambda value: " ".join(map(str, value or ["any"])),
 )
@@ -129,14 +127,6 @@ def test_recall_of_a_part_of_the_images_is_not_scored(
     if "debug=overfit" in overrides:
         assert len(seen.batches) == epochs
         assert all(each == seen.batches[0] for each in seen.batches)
-
-
-def test_the_profiler_prints_its_table_and_recall_is_scored(tmp_path: Path) -> None:
-    done = run_entry("train.py", *TINY_GLYPHS, "debug=profiler", "run=x", cwd=tmp_path, fresh=True)
-    assert done.returncode == 0, done.stderr
-    assert "run_training_epoch" in done.stdout + done.stderr
-    assert "GPU available" not in done.stdout + done.stderr
-    assert (tmp_path / "runs" / "x" / "result.json").is_file()
 
 
 def rows(result: dict[str, Any]) -> list[tuple]:
