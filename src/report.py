@@ -128,12 +128,8 @@ def _embedded(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.inference.gallery import warn_of_collapse
-    from proxy_anchor.reports.runs import CONFIG_FILE
 
-    for folder in folders:
-        if not (folder / CONFIG_FILE).is_file():
-            raise UsageError(f"{folder} is no run folder: expected {CONFIG_FILE} and best.ckpt in it.")
-    cfg: Any = OmegaConf.load(folders[0] / CONFIG_FILE)
+    cfg: Any = OmegaConf.load(folders[0] / "config.yaml")
     splits = config.load_splits(cfg, training=False)
     tables = [splits.query] if splits.gallery is None else [splits.query, splits.gallery]
     models = {}

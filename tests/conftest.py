@@ -84,6 +84,17 @@ def write_images(tmp_path: Path) -> Callable[..., list[tuple[Path, str]]]:
     return lambda counts, size=32: write_noise_images(tmp_path, counts, size)
 
 
+@pytest.fixture(scope="session")
+def glyphs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Argument that names the data set of TINY_GLYPHS, which has been drawn."""
+    from commands import TINY_GLYPHS, compose_train
+    from hydra.utils import instantiate
+
+    root = tmp_path_factory.mktemp("drawn")
+    instantiate(compose_train(*TINY_GLYPHS, f"dataset.root={root}").dataset.load)
+    return f"dataset.root={root}"
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
     """Chromium; the test is skipped where it or playwright is missing."""

@@ -61,7 +61,7 @@ def test_choices(here, report):
         ((), "a report is needed: add one of runs="),
         (("runs=",), "a report is needed"),
         (("runs=nowhere",), "runs=nowhere: no such folder"),
-        (("map=x",), "x is no run folder"),
+        (("map=x",), "x/config.yaml"),
         (("map=x", "method=mds"), "method=mds is not known"),
         (("retrieval=x", "k=0"), "k=0: expected a whole number of at least 1"),
         (("retrieval=runs/first", "against=runs/first"), "against=runs/first is the run itself"),

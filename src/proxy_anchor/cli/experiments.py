@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 from proxy_anchor.errors import UsageError
 
 _REQUIRED = {"paper", "expect", "command", "duration", "memory"}
-_CONTRACT = re.compile(r"# @package _global_\n# .+\n((?:#.*\n)+)")
 _FIELD = re.compile(r"# (\w+): *(.*\n(?:#   .*\n)*)")
 _EXPECTED = re.compile(r"((?:\S+=\S+ )*)(R@\d+ \d+\.\d(?:, R@\d+ \d+\.\d)*)")
 
@@ -52,22 +51,19 @@ class Experiment:
 def read_experiment(file: Path) -> Experiment:
     """Read one file. Raises UsageError, naming it, for a contract that is missing or not complete."""
     text = file.read_text(encoding="utf-8")
-    contract = _CONTRACT.match(text)
-    lines = contract[1] if contract else ""
-    fields = {name: re.sub(r"\n#? *", "\n", value).strip() for name, value in _FIELD.findall(lines)}
-    if not _REQUIRED <= fields.keys() <= {*_REQUIRED, "note"} or _FIELD.sub("", lines):
+    contract = text.partition("\ndefaults:")[0] + "\n"
+    fields = {name: re.sub(r"\n#? *", "\n", value).strip() for name, value in _FIELD.findall(contract)}
+    lines = [_EXPECTED.fullmatch(line) for line in fields.get("expect", "").splitlines()]
+    dataset = re.search(r"^  - override /dataset: (\w+)", text, re.M)
+    if not (fields.keys() >= _REQUIRED and all(lines) and dataset):
         raise UsageError(
-            f"{file}: expected '# @package _global_', a title and '# FIELD: ...' for each of "
-            f"{', '.join(sorted(_REQUIRED))} and, optionally, note; found {', '.join(fields) or 'none'}."
+            f"{file}: expected a contract in comments at the top, as in conf/experiment/cub_batch_size.yaml (each of "
+            f"{', '.join(sorted(_REQUIRED))}), and defaults that hold 'override /dataset: NAME'."
         )
     expect = {}
-    for line in fields["expect"].splitlines():
-        if not (found := _EXPECTED.fullmatch(line)):
-            raise UsageError(f"{file}: expect: {line!r}; expected '[key=value ...] R@1 68.4, R@2 79.2, ...'.")
-        recall = re.findall(r"R@(\d+) ([\d.]+)", found[2])
-        expect[tuple(found[1].split())] = {int(k): float(value) for k, value in recall}
-    if not (dataset := re.search(r"^  - override /dataset: (\w+)", text, re.M)):
-        raise UsageError(f"{file}: expected defaults that hold 'override /dataset: NAME'.")
+    for overrides, recalls in (line.groups() for line in lines if line):
+        found = re.findall(r"R@(\d+) ([\d.]+)", recalls)
+        expect[tuple(overrides.split())] = {int(k): float(value) for k, value in found}
     params = OmegaConf.select(OmegaConf.load(file), "hydra.sweeper.params") or {}
     choices = [[f"{key}={value}" for value in re.split(r",(?![^{]*})", str(params[key]))] for key in params]
     return Experiment(file.stem, fields, expect, dataset[1], tuple(product(*choices)), tuple(params))

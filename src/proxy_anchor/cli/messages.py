@@ -123,8 +123,6 @@ _KNOWN = {  # pattern in the message of torch or Lightning: what is said instead
     "or set compile=false.",
     r"DataLoader worker \(pid": "a worker process that reads images was killed, often because memory (or /dev/shm) was "
     "full: set a smaller data.num_workers; the same command with run=NAME continues the run.",
-    "backward through the graph a second time": "the loss keeps tensors of an earlier step with their graph: detach "
-    "them there, or choose another loss.",
 }
 
 

@@ -30,9 +30,6 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
     if is_distributed() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
         return 1
     check_config(cfg)
-    given = cfg.trainer.get("strategy", "auto")
-    if isinstance(given, str) and given != "auto" and not given.startswith("ddp"):
-        raise _only_ddp(cfg)  # before the trainer refuses it with another repair
     try:
         trainer = _bare_trainer(cfg, folder)
     except InstantiationException as error:
@@ -95,15 +92,11 @@ def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
         return
     forked = any(each in str(cfg.trainer.strategy) for each in ("spawn", "fork", "notebook"))
     if type(trainer.strategy) not in (DDPStrategy, LeanDDP) or forked:
-        raise _only_ddp(cfg)
+        raise UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
     if cfg.trainer.use_distributed_sampler:
         raise UsageError("trainer.use_distributed_sampler=true would replace the order of the batches: leave it out.")
     if cfg.data.batch_size is not None:
         check_divisible(cfg.data.batch_size, trainer.world_size)
-
-
-def _only_ddp(cfg: DictConfig) -> UsageError:
-    return UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
 
 
 def _bare_trainer(cfg: DictConfig, folder: Path) -> pl.Trainer:
