@@ -96,6 +96,30 @@ def glyphs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
+def straight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder with an uninterrupted run, of the module's ARGUMENTS."""
+    from commands import run_ok
+
+    here = tmp_path_factory.mktemp("straight")
+    run_ok("train.py", *request.module.ARGUMENTS, cwd=here)
+    return here
+
+
+@pytest.fixture
+def arguments(request: pytest.FixtureRequest, straight: Path) -> list[str]:
+    """The same arguments, with the same images."""
+    return [*request.module.ARGUMENTS, f"dataset.root={straight}/data/glyphs"]
+
+
+@pytest.fixture
+def interrupted(straight: Path, tmp_path: Path) -> Path:
+    """A user's folder with that run as if it had been killed just before its end."""
+    shutil.copytree(straight / "runs", tmp_path / "runs")
+    (tmp_path / "runs/x/result.json").unlink()
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator:
     """Chromium; the test is skipped where it or playwright is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (a test extra)")

@@ -6,7 +6,7 @@ Every import counts: those inside functions and those for type checkers too.
 from __future__ import annotations
 
 import ast
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -72,10 +72,7 @@ def test_imports_point_down(importer):
 
 
 def test_no_circle_of_imports():
-    try:
-        TopologicalSorter(GRAPH).prepare()
-    except CycleError as error:
-        pytest.fail(" imports ".join(reversed(error.args[1])))
+    TopologicalSorter(GRAPH).prepare()
 
 
 @pytest.mark.parametrize("module", [each for each in MODULES if room(each) != "cli"])

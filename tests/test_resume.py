@@ -15,25 +15,14 @@ import pytorch_lightning as pl
 import torch
 from commands import TINY_GLYPHS, compose_train, refused, run_ok
 from hydra.core.hydra_config import HydraConfig
-from interruptions import RUN, StopBefore, assert_same_end, copy_as_if_killed, start, wait_for_line
+from interruptions import RUN, StopBefore, assert_same_end, start, wait_for_line
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import start as starting
 from proxy_anchor.errors import UsageError
 from train import train
 
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """The user's folder with an uninterrupted run."""
-    here = tmp_path_factory.mktemp("straight")
-    run_ok("train.py", *RUN, cwd=here)
-    return here
-
-
-@pytest.fixture
-def arguments(straight):
-    return [*RUN, f"dataset.root={straight}/data/glyphs"]
+ARGUMENTS = RUN  # of the fixture `straight`
 
 
 @pytest.mark.slow
@@ -60,11 +49,6 @@ def test_a_signal_stops_with_a_code_of_its_own(number, straight, arguments, tmp_
     assert f"{number.name}: stopped; the same command continues" in rest
     assert "continued after epoch 2 of 5 (last.ckpt)" in run_ok("train.py", *arguments, cwd=tmp_path)
     assert_same_end(tmp_path, straight)
-
-
-@pytest.fixture
-def interrupted(straight, tmp_path):
-    return copy_as_if_killed(straight, tmp_path)
 
 
 def test_killed_between_the_last_epoch_and_the_result(interrupted, straight, arguments):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import refused, run_ok
-from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
+from interruptions import RUN, assert_same_end, start, wait_for_line
 from omegaconf import OmegaConf
 from processes import await_end
 
@@ -20,25 +20,8 @@ from proxy_anchor.training.run_folder import newest_checkpoint
 pytestmark = pytest.mark.slow
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
+ARGUMENTS = [*RUN, *TWO]  # of the fixture `straight`
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """The user's folder with an uninterrupted run."""
-    here = tmp_path_factory.mktemp("straight")
-    run_ok("train.py", *RUN, *TWO, cwd=here)
-    return here
-
-
-@pytest.fixture
-def arguments(straight):
-    return [*RUN, *TWO, f"dataset.root={straight}/data/glyphs"]
-
-
-@pytest.fixture
-def interrupted(straight, tmp_path):
-    return copy_as_if_killed(straight, tmp_path)
 
 
 def test_all_processes_killed_and_started_again(straight, arguments, tmp_path):

@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from commands import TINY_GLYPHS, run_entry, run_ok
 
@@ -54,10 +53,6 @@ def test_a_job_equals_the_same_command_alone(swept):
     results = [json.loads((each / "result.json").read_text()) for each in (job, single)]
     for mine, theirs in zip(*(result["history"] for result in results), strict=True):
         assert (mine["recall"], mine["train_loss"]) == (theirs["recall"], theirs["train_loss"])
-    weights = [torch.load(each / "last.ckpt", weights_only=True)["state_dict"] for each in (job, single)]
-    assert weights[0].keys() == weights[1].keys()
-    for name, value in weights[0].items():
-        assert torch.equal(value, weights[1][name]), name
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=["basic", "local"])
