@@ -86,8 +86,6 @@ def retrieval(runs: Sequence[Path], output: Path, choose: Any, k: int, queries: 
     from proxy_anchor.reports.gallery import class_recall, retrieval_gallery, select_queries, write_class_recall
     from proxy_anchor.reports.pages import write_retrieval_page
 
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise UsageError(f"against={runs[1]} is the run itself: expected another run's folder.")
     splits, models = _embedded(runs)
     first = models[str(runs[0])]
     rows = select_queries(splits, first, choose, count=queries)

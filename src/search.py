@@ -42,8 +42,7 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     queries = [queries[row] for row in done.rows]
     found = retriever.search_embeddings(done.embeddings, cfg.k, reranking=cfg.rerank)
     names = [item.name for item in retriever.items.values()]
-    below_gallery = cfg.gallery and os.path.isdir(cfg.gallery)
-    root = cfg.gallery if below_gallery else os.path.dirname(os.path.commonprefix(names))  # noqa: RUF071  (any names)
+    root = os.path.dirname(os.path.commonprefix(names))  # noqa: RUF071  (any names)
     shown = [[replace(hit, name=hit.name.removeprefix(f"{root}{os.sep}")) for hit in hits] for hits in found]
     rows, listed = [], []
     for path, hits, short in zip(queries, found, shown, strict=True):

@@ -76,7 +76,7 @@ def test_a_path_that_hydra_refuses_is_shown_as_it_works(path, tmp_path):
 def test_several_values_without_a_sweep_name_what_works(tmp_path):
     said = "seed=1,2 has several values: give one, add -m to a command for a sweep (from Python: a call for each)"
     assert said in run_entry("train.py", "seed=1,2", cwd=tmp_path).stderr
-    jobs = run_entry("train.py", "dataset=folder", "-m", "seed=1,2", "run=x", cwd=tmp_path)
+    jobs = run_entry("train.py", "dataset=folder", "seed=1,2", "run=x", "-m", cwd=tmp_path)
     assert jobs.stdout.count("dataset.root=FOLDER") == 2
 
 

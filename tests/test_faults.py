@@ -77,7 +77,6 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path):
         closed = Path("/sys")  # where nobody may make anything
     line = refused("train.py", *RUN, "dataset.root=images", f"hydra.run.dir={closed}/x", cwd=tmp_path)
     assert str(closed) in line
-    assert "change its permissions, or start in another folder" in line
 
 
 def test_images_that_vanish_before_the_run_goes_on_are_one_line(interrupted, tmp_path):

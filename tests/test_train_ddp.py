@@ -140,7 +140,6 @@ def test_a_slurm_job_that_was_stopped_is_queued_again(code: int, ends_with: int,
             "data.batch_size=15 is the batch over all devices and cannot be divided over 2: set .*=16",
         ),
         ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn: several devices train with trainer.strategy=ddp"),
-        ("trainer.devices=0", "not a valid input using cpu .*. Set trainer.devices=1, or as many as there are"),
     ],
 )
 def test_what_cannot_be_divided_or_found_is_refused_before_a_process_starts(option, message, tmp_path: Path) -> None:

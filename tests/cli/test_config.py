@@ -12,7 +12,7 @@ import torch
 from commands import compose_train
 from omegaconf import OmegaConf, open_dict
 
-from proxy_anchor.cli import checks, config, start
+from proxy_anchor.cli import config, start
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 from proxy_anchor.training import compile
@@ -83,17 +83,6 @@ def test_several_processes_train_with_this_packages_form_of_ddp(
         cfg.trainer.update(given)
     found = start.strategy(cfg)
     assert type(found) is LeanDDP if ours else found == cfg.trainer.strategy
-
-
-@pytest.mark.parametrize("name", ["gpu", "cuda"])
-def test_a_gpu_that_is_not_there_is_said_with_the_repair(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    cfg = compose_train(*COMPILED, "batch_norm=train", f"trainer.accelerator={name}")
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    checks.check_config(cfg)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=f"trainer.accelerator={name}: .* no GPU .*Set trainer.accelerator=cpu"):
-        checks.check_config(cfg)
 
 
 @pytest.mark.parametrize(

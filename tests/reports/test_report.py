@@ -64,7 +64,6 @@ def test_choices(here, report):
         (("map=x",), "x/config.yaml"),
         (("map=x", "method=mds"), "method=mds is not known"),
         (("retrieval=x", "k=0"), "k=0: expected a whole number of at least 1"),
-        (("retrieval=runs/first", "against=runs/first"), "against=runs/first is the run itself"),
         (("map=x", "images=2501"), "images=2501"),
     ],
 )

@@ -28,7 +28,7 @@ _ANY_TYPE = (
     "embed.precision",
 )
 _OPEN = ("logger", "callbacks", "regulariser")  # groups that take any key: each member is built by its `_target_`
-_KINDS: dict[Any, str] = {ListConfig: "a list", str: "a string", bool: "true or false", int: "a number"}
+_KINDS: dict[Any, str] = {ListConfig: "a list", str: "a string", bool: "true or false"}  # others are numbers
 
 
 def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
@@ -49,11 +49,8 @@ def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
                 raise UsageError(f"{name}={given}: expected a group of keys ({', '.join(map(str, usual))}).")
             check_types(given, usual, f"{name}.")
             continue
-        kinds: tuple[type, ...] = (ListConfig,) if isinstance(usual, ListConfig) else (type(usual),)
-        if isinstance(usual, (int, float)) and not isinstance(usual, bool):
-            kinds = (int, float)  # the constructor checks which of them, and the range
-        if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in kinds):
-            raise UsageError(f"{name}={given}: expected {_KINDS.get(kinds[0], 'another type')}, as in {name}={usual}.")
+        if type(given) is not type(usual) and not {type(given), type(usual)} <= {int, float}:
+            raise UsageError(f"{name}={given}: expected {_KINDS.get(type(usual), 'a number')}, as in {name}={usual}.")
 
 
 def _check_against_defaults(cfg: DictConfig, config_name: str) -> None:
@@ -81,8 +78,6 @@ def check_use(cfg: DictConfig, config_name: str) -> None:
     if (output := cfg.get("output")) is not None:
         if not Path(output).parent.is_dir():
             raise UsageError(f"output={output}: its folder does not exist.")
-        if config_name == "evaluate" and Path(output).is_dir():
-            raise UsageError(f"output={output}: expected a file.")
         if config_name == "embed" and Path(output).suffix not in (".npz", ".parquet"):
             raise UsageError(f"output={output}: expected a name that ends in .npz or .parquet.")
     if "rerank" in cfg:
@@ -90,21 +85,10 @@ def check_use(cfg: DictConfig, config_name: str) -> None:
     for key, minimum in {"k": 1, "port": 0, "max_pixels": 1}.items():
         if key in keys:
             check_int(key, cfg[key], minimum)
-    if cfg.get("false_accept_rate") is not None:
-        check_number("false_accept_rate", cfg.false_accept_rate, 0, maximum=1, exclusive=True)
     if "max_upload_mb" in cfg:
         check_number("max_upload_mb", cfg.max_upload_mb, 0, exclusive=True)
     if "embed" in cfg:
         cfg.embed.precision = str(cfg.embed.precision)
-
-
-# Arguments of the trainer that a run sets itself, and what to use instead.
-_OWN_TRAINER_KEYS = {
-    "callbacks": "add yours with +callbacks.NAME._target_=module.Class",
-    "logger": "choose with logger=..., or add yours with +logger.NAME._target_=module.Class",
-    "default_root_dir": "choose the run folder with run=NAME",
-    **dict.fromkeys(("plugins", "enable_checkpointing", "barebones"), "leave it out"),
-}
 
 
 def require_scored(cfg: DictConfig, what: str) -> None:
@@ -139,8 +123,7 @@ def check_config(cfg: DictConfig) -> None:
     """
     from hydra.utils import instantiate
 
-    from proxy_anchor.data.augment import COLOR_KEYS, CentralCrop, RandomColors, RandomCrops
-    from proxy_anchor.data.datamodule import check_cropping
+    from proxy_anchor.data.bad_images import ON_BAD_IMAGE
     from proxy_anchor.losses.regulariser import check_regularisers
     from proxy_anchor.training.optim import check_learning
 
@@ -152,8 +135,7 @@ def check_config(cfg: DictConfig) -> None:
     check_choice("resume", cfg.resume, ["auto", "never"])
     check_int("embedding_dim", cfg.embedding_dim, 1)
     check_int("seed", cfg.seed, 0)
-    if cfg.seed >= 2**32:
-        raise UsageError(f"seed={cfg.seed}: expected a whole number below 2**32.")
+    check_number("seed", cfg.seed, 0, maximum=2**32 - 1)
     check_int("trainer.max_epochs", cfg.trainer.max_epochs, 1)
     check_int("trainer.check_val_every_n_epoch", cfg.trainer.check_val_every_n_epoch, 1)
     if cfg.trainer.max_epochs % cfg.trainer.check_val_every_n_epoch:
@@ -161,11 +143,19 @@ def check_config(cfg: DictConfig) -> None:
             f"trainer.check_val_every_n_epoch={cfg.trainer.check_val_every_n_epoch} does not divide trainer.max_epochs="
             f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
         )
-    _check_evaluations(cfg.trainer)
-    _check_accelerator(cfg.trainer.accelerator)
-    for key, instead in _OWN_TRAINER_KEYS.items():
+    for key in ("max_steps", "max_time"):
+        if cfg.trainer.get(key) not in (None, -1) and cfg.trainer.check_val_every_n_epoch > 1:
+            raise UsageError(
+                f"trainer.{key}={cfg.trainer[key]} may end training in an epoch that trainer.check_val_every_n_epoch="
+                f"{cfg.trainer.check_val_every_n_epoch} leaves unevaluated. Set trainer.check_val_every_n_epoch=1."
+            )
+    for key in ("callbacks", "logger", "default_root_dir", "plugins", "val_check_interval"):
         if key in cfg.trainer:
-            raise UsageError(f"trainer.{key}: a run sets it itself; {instead}.")
+            raise UsageError(
+                f"trainer.{key}: a run sets it itself: leave it out. Callbacks and loggers are groups: add yours with "
+                "+callbacks.NAME._target_=module.Class, +logger.NAME._target_=module.Class."
+            )
+    check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
     check_choice("compile", cfg.compile, [False, True, "auto"])
     check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
     if cfg.trainer.deterministic and cfg.trainer.benchmark:
@@ -178,7 +168,6 @@ def check_config(cfg: DictConfig) -> None:
     if not str(cfg.run).strip() or cfg.run is None or ".." in Path(str(cfg.run)).parts:
         raise UsageError(f"run={cfg.run!r}: expected a name for the run folder below runs/.")
     check_choice("trainer.precision", cfg.trainer.precision, [32, "32-true", "bf16-mixed", "16-mixed"])
-    check_cropping(cfg.data.crop_on, cfg.data.cache, cfg.data.cache_side)
     loss = instantiate(cfg.loss, num_classes=2, embedding_dim=cfg.embedding_dim)
     check_regularisers(loss, make_regularisers(cfg))
     check_learning(**learning(cfg))
@@ -187,40 +176,7 @@ def check_config(cfg: DictConfig) -> None:
             f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} of trainer.max_epochs={cfg.trainer.max_epochs}: "
             "the backbone would never move. Train longer, or set optimizer.warmup_epochs=0."
         )
-    images = cfg.dataset.images
-    RandomCrops(images.crop, images.scale, images.flip)
-    RandomColors(**{key: images[key] for key in COLOR_KEYS if key in images})
-    CentralCrop(images.crop, images.resize)
     if cfg.batch_norm.startswith("frozen") and not cfg.backbone.pretrained and cfg.backbone.weights is None:
         raise UsageError(
             "frozen batch norm needs pretrained weights: add batch_norm=train to backbone.pretrained=false."
-        )
-
-
-def _check_evaluations(trainer: DictConfig) -> None:
-    """Raise UsageError for evaluations that no checkpoint belongs to."""
-    if (interval := trainer.get("val_check_interval")) not in (None, 1.0) or isinstance(interval, int):
-        raise UsageError(
-            f"trainer.val_check_interval={interval}: checkpoints are written at the end of an epoch, and their Recall "
-            "is measured there. Leave it out; trainer.check_val_every_n_epoch sets how many epochs apart."
-        )
-    if not isinstance(trainer.get("max_time"), str | None):
-        raise UsageError(f"trainer.max_time={trainer.max_time}: expected days, hours, minutes, seconds: 00:08:00:00.")
-    for key in ("max_steps", "max_time"):
-        if trainer.get(key) not in (None, -1) and trainer.check_val_every_n_epoch > 1:
-            raise UsageError(
-                f"trainer.{key}={trainer[key]} may end training in an epoch that trainer.check_val_every_n_epoch="
-                f"{trainer.check_val_every_n_epoch} leaves unevaluated. Set trainer.check_val_every_n_epoch=1."
-            )
-
-
-def _check_accelerator(name: object) -> None:
-    """Raise UsageError for a GPU where torch finds none; the trainer's error names no repair."""
-    import torch
-
-    found = torch.cuda.is_available() or (name == "gpu" and torch.backends.mps.is_available())
-    if name in ("gpu", "cuda") and not found:
-        raise UsageError(
-            f"trainer.accelerator={name}: torch {torch.__version__} finds no GPU on this machine. Set "
-            "trainer.accelerator=cpu or auto, or install a torch for its driver."
         )

@@ -46,9 +46,8 @@ from proxy_anchor.sweeps.launcher import (
 from proxy_anchor.training.run_lock import HELD_BY_PARENT
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, keep_freed_memory, rank, read_result
 
-STARTED_AT = "PROXY_ANCHOR_STARTED"  # passes STARTED to the ranks of a command, which share a monotonic clock
 # Start of the command, after the interpreter and the imports above.
-STARTED = float(os.environ.get(STARTED_AT, time.monotonic()))
+STARTED = time.monotonic()
 JOB_FILE = "PROXY_ANCHOR_JOB_FILE"  # set by `run_as_ranks`
 
 
@@ -126,7 +125,7 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
     with TemporaryDirectory() as place:
         file = Path(place) / "job.yaml"
         OmegaConf.save(cfg, file, resolve=True)
-        handed_on = {JOB_FILE: str(file), HELD_BY_PARENT: str(folder.resolve()), STARTED_AT: str(STARTED)}
+        handed_on = {JOB_FILE: str(file), HELD_BY_PARENT: str(folder.resolve())}
         run_ranks([sys.executable, *sys.argv], num_ranks, handed_on)
     return read_result(folder) or {}  # a debug mode writes none
 
@@ -145,9 +144,6 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     if {"-h", "--help"} & {*sys.argv[1:]}:
         print(help_text(config_name))
         return
-    for flag in {"-m", "--multirun"} & {*sys.argv[1:]}:  # argparse takes flags only before or after all overrides
-        sys.argv.remove(flag)
-        sys.argv.insert(1, flag)
     is_rank = JOB_FILE in os.environ  # of `run_as_ranks`
     if LAUNCHER in os.environ:
         end_with_parent()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import shlex
 import traceback
@@ -16,7 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from proxy_anchor.cli.command import CONF
-from proxy_anchor.errors import UsageError, did_you_mean
+from proxy_anchor.errors import UsageError, did_you_mean, reason_of
 
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
 
@@ -46,9 +45,7 @@ def one_line(error: BaseException) -> str:
         if isinstance(link, OverrideParseException):
             return f"{link.override} cannot be understood: write {quoted(link.override)}."
         if isinstance(link, InstantiationException):  # its cause has the message
-            return str(chain[-1]).strip().splitlines()[0]
-        if isinstance(link, OSError) and link.errno in _REPAIRS:
-            return f"{link.filename or 'a file'}: {link.strerror}: {_REPAIRS[link.errno]}."
+            return reason_of(chain[-1])
     text = str(error).strip()
     if match := re.match(r"You must specify '(?P<group>\w+)'", text):  # Hydra's error has no attributes
         return _needed(match["group"])
@@ -62,10 +59,6 @@ def one_line(error: BaseException) -> str:
 
 
 NO_OVERRIDE = "an override cannot be understood: write key=value, or group=NAME for one of a group's files"
-_NO_ROOM = "make room, and give the same command again"
-_NO_RIGHT = "it may not be used in this way: change its permissions, or start in another folder"
-_REPAIRS = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _NO_ROOM}
-_REPAIRS |= {errno.EACCES: _NO_RIGHT, errno.EPERM: _NO_RIGHT, errno.EROFS: _NO_RIGHT}
 
 
 def quoted(override: str) -> str:
