@@ -9,9 +9,6 @@ import pytest
 import torch
 from commands import TINY_GLYPHS, compose_train, run_entry
 
-from proxy_anchor.cli import checks
-from proxy_anchor.errors import UsageError
-
 RUN = [*TINY_GLYPHS, "deterministic=true", "trainer.max_epochs=2"]
 
 
@@ -37,12 +34,3 @@ def test_two_runs_are_equal_to_the_bit(tmp_path):
 def test_the_key_is_the_trainers(deterministic):
     trainer = compose_train(f"deterministic={deterministic}").trainer
     assert (trainer.deterministic, trainer.benchmark) == (deterministic, False)
-
-
-def test_kernels_chosen_by_a_clock_are_refused():
-    cfg = compose_train("deterministic=true", "speed=fast", "trainer.benchmark=true")
-    with pytest.raises(
-        UsageError, match=r"^deterministic=true and trainer\.benchmark=true: .*Add trainer\.benchmark=false"
-    ):
-        checks.check_config(cfg)
-    checks.check_config(compose_train("deterministic=true", "speed=fast"))

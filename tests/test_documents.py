@@ -7,13 +7,11 @@ composed and checked as far as they get without its images.
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -96,13 +94,11 @@ def commands(document: Path) -> list[str]:
 COMMANDS = [pytest.param(line, id=f"{file.stem}: {line}") for file in DOCUMENTS for line in commands(file)]
 
 
-def jobs(overrides: list[str]) -> Iterator[list[str]]:
-    """The overrides of each job of a sweep."""
-    values = [
-        [f"{key}={each}" for each in value.split(",")] if value[:1] not in "[{" else [f"{key}={value}"]
-        for key, value in (each.split("=", 1) for each in overrides)
-    ]
-    return map(list, itertools.product(*values))
+def ends(overrides: list[str]) -> list[list[str]]:
+    """The overrides of the first and of the last job of a sweep."""
+    pairs = [each.split("=", 1) for each in overrides]
+    values = {key: [value] if value[:1] in "[{" else value.split(",") for key, value in pairs}
+    return [[f"{key}={each[end]}" for key, each in values.items()] for end in (0, -1)]
 
 
 def check(script: str, overrides: list[str]) -> None:
@@ -133,8 +129,7 @@ def test_every_command_is_one_that_is_accepted(line):
     if folder != "src" or arguments == ["--help"]:
         return  # benchmarks take no config
     overrides = [each for each in arguments if each != "-m"]
-    every = [*jobs(overrides)] if "-m" in arguments else [overrides]
-    for job in every[:1] + every[1:][-1:]:
+    for job in ends(overrides) if "-m" in arguments else [overrides]:
         check(name, job)
 
 

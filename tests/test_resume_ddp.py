@@ -69,8 +69,6 @@ def test_other_settings_are_named_once(interrupted, arguments):
         assert process.returncode != 0
         assert output.count("error: ") == 1, output
         assert output.count("holds a run with other settings (loss.alpha): choose another run=NAME") == 1
-    line = refused("train.py", *arguments, "resume=never", cwd=interrupted)
-    assert "already holds a run: choose another run=NAME" in line
 
 
 def test_fewer_devices_than_auto_found_at_first_are_refused(interrupted, arguments):

@@ -58,8 +58,6 @@ def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, tmp
                 "wait until that has ended, or choose another run=NAME."
             )
     assert not folder.exists()
-    run_ok("train.py", *RUN, glyphs, cwd=tmp_path)
-    assert assert_one_run(folder) == 1
 
 
 @pytest.mark.slow

@@ -126,11 +126,9 @@ def test_page_command(here: Path) -> None:
 
 
 def test_embeddings_go_into_other_stores(here: Path, run: Callable, monkeypatch, capsys) -> None:
-    """Qdrant and usearch as in the document, DuckDB and LanceDB: all find what Retriever finds."""
-    for package in ("pyarrow", "qdrant_client", "usearch", "duckdb", "lancedb"):
+    """Qdrant and usearch as in the document: both find what Retriever finds."""
+    for package in ("pyarrow", "qdrant_client", "usearch"):
         pytest.importorskip(package)
-    import duckdb
-    import lancedb
     from pyarrow import parquet
 
     monkeypatch.chdir(here)
@@ -143,6 +141,7 @@ def test_embeddings_go_into_other_stores(here: Path, run: Callable, monkeypatch,
         for name in ("id", "path", "label"):
             assert table[name].to_pylist() == made[name].tolist()
         assert np.array_equal(np.stack(table["vector"].to_numpy()), made["vector"])
+        assert table.schema.field("vector").type.list_size == 16  # LanceDB searches vectors of a fixed size only
     assert all((here / "my_pictures" / path).is_file() for path in table["path"].to_pylist())
     assert not list(here.glob(".*"))
 
@@ -158,14 +157,6 @@ def test_embeddings_go_into_other_stores(here: Path, run: Callable, monkeypatch,
     for lines in printed:
         assert [tuple(line.split()[1:]) for line in lines] == expected
         assert [float(line.split()[0]) for line in lines] == pytest.approx([hit.similarity for hit in hits], abs=2e-3)
-    store = lancedb.connect("lance").create_table("pictures", table)
-    nearest = store.search(found["query"]).limit(5).to_list()
-    assert [(row["label"], row["path"]) for row in nearest] == expected
-    order = "list_cosine_similarity(vector, $query) desc"
-    rows = duckdb.execute(
-        f"select label, path from 'embeddings.parquet' order by {order} limit 5", {"query": found["query"].tolist()}
-    ).fetchall()
-    assert rows == expected
 
 
 def test_unknown_labels_are_strings_in_parquet(tmp_path: Path) -> None:

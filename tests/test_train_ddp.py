@@ -12,11 +12,8 @@ import pytest
 import timm
 import torch
 import yaml
-from commands import REPOSITORY, TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
 from processes import free_port
-
-from proxy_anchor.cli import start
-from proxy_anchor.errors import UsageError
 
 TRAIN = str(REPOSITORY / "src" / "train.py")
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
@@ -130,18 +127,3 @@ def test_a_slurm_job_that_was_stopped_is_queued_again(code: int, ends_with: int,
     assert ((tmp_path / "queued").read_text().strip() if queued else "") == queued
     assert not (tmp_path / "queued").exists() or queued
     assert not list(tmp_path.glob(".stopped*"))
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        (
-            "data.batch_size=15",
-            "data.batch_size=15 is the batch over all devices and cannot be divided over 2: set .*=16",
-        ),
-        ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn: several devices train with trainer.strategy=ddp"),
-    ],
-)
-def test_what_cannot_be_divided_or_found_is_refused_before_a_process_starts(option, message, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        start.ranks_to_start(compose_train("run=x", *TINY_GLYPHS, *TWO, option), tmp_path)

@@ -166,8 +166,3 @@ def test_what_was_chosen_is_kept_on_every_rank(tmp_path, monkeypatch) -> None:
     for cfg in ranks:
         assert start.resume_or_start(cfg, tmp_path) == ({}, None)
         assert cfg.data.batch_size == 6
-
-
-def test_no_k_of_recall_is_one_line() -> None:
-    with pytest.raises(UsageError, match="recall_k is empty"):
-        RecallCallback(None)  # type: ignore[arg-type]
