@@ -65,8 +65,6 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
             raise UsageError(f"{key}={cfg[key]}: expected a list, for example {key}={example}.")
     for level in cfg.levels or ():
         check_number("levels", level, 0, maximum=100)
-    if cfg.validation.name == "folds":
-        raise UsageError("validation=folds: a comparison takes whole runs; use validation=classes, or leave it out.")
     given = checks.overrides_for_runs(cfg, "a comparison")
     for key, instead in {"loss": "losses=[...]", "seed": "seeds=[...]"}.items():
         if key in given.values():

@@ -26,7 +26,7 @@ TRAIN = {
     "trainer.precision=8": "choose one of: 32, 32-true, bf16-mixed, 16-mixed",
     "recall_k=[0]": "recall_k=0",
     "recall_k=[]": "recall_k is empty",
-    "~loss": "loss is needed: add loss=NAME, one of: arcface, ",
+    "~loss": "unknown key 'loss'",
     "seed=1,2": "seed=1,2 has several values: give one, add -m to a command for a sweep (from Python: a call for each)",
     "+callbacks.mine._target_=collections.OrderedDict": "callbacks.mine: expected a pytorch_lightning.Callback by its",
     "dataset=folder": "dataset.root=FOLDER",
@@ -63,7 +63,7 @@ COMPARE = {
     "debug=fdr": "a comparison needs the Recall of all images",
     "levels=70": "levels=70: expected a list, for example levels=[60,70]",
     "losses=[proxy_anchor,triplet] loss.alpha=16": "unknown key 'loss.alpha'",
-    "validation=folds": "use validation=classes",
+    "validation=folds": "validation.fold=None: expected a whole number",
 }
 TUNE = {
     "": "search=None: expected, for each key, a list of values or a range with min and max: search='{optimizer.lr:",

@@ -60,11 +60,9 @@ class TimmSource(ConfigSource):
         return "timm"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """conf/backbone/timm.yaml with the name; for a tagged name the file of the untagged one."""
+        """conf/backbone/timm.yaml with the name."""
         name = self._model_name(config_path)
-        untagged = name.partition(".")[0]  # resnet50.tv_in1k is trained as resnet50 is
-        base = untagged if (Path(CONF) / "backbone" / f"{untagged}.yaml").is_file() else "timm"
-        config = OmegaConf.create({"defaults": [base], "name": name})
+        config = OmegaConf.create({"defaults": ["timm"], "name": name})
         return ConfigResult(config=config, path=f"{self.scheme()}://", provider=self.provider, header={"package": None})
 
     def available(self) -> bool:

@@ -35,9 +35,7 @@ def one_line(error: BaseException) -> str:
                 return lines[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
             return " ".join(lines)  # a name may hold line breaks
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and isinstance(link.parent_node, DictConfig):
-            key = str(link.full_key)
-            taken_away = not isinstance(error, HydraException) and (Path(CONF) / key).is_dir()  # ~loss, no override
-            return _needed(key) if taken_away else _unknown_key(key, link.parent_node)
+            return _unknown_key(str(link.full_key), link.parent_node)
         if isinstance(link, MissingConfigException) and "/" in str(link.missing_cfg_file):
             return _unknown_choice(*str(link.missing_cfg_file).split("/", 1))
         if isinstance(link, MissingMandatoryValue):
@@ -48,7 +46,8 @@ def one_line(error: BaseException) -> str:
             return reason_of(chain[-1])
     text = str(error).strip()
     if match := re.match(r"You must specify '(?P<group>\w+)'", text):  # Hydra's error has no attributes
-        return _needed(match["group"])
+        group = match["group"]
+        return f"{group} is needed: add {group}=NAME, one of: {', '.join(_choices(group))}."
     if match := re.match(r"Ambiguous value for argument '(?P<given>.*)'", text):
         given = match["given"]
         return (
@@ -90,10 +89,6 @@ def _unknown_key(key: str, parent: DictConfig) -> str:
 
 def _choices(group: str) -> list[str]:
     return sorted(file.stem for file in (Path(CONF) / group).glob("*.yaml"))
-
-
-def _needed(group: str) -> str:
-    return f"{group} is needed: add {group}=NAME, one of: {', '.join(_choices(group))}."
 
 
 def _unknown_choice(group: str, name: str) -> str:

@@ -69,8 +69,6 @@ def _run(name: str, overrides: Sequence[str]) -> tuple[Path, Any]:
                 with suppress(OSError):
                     folder.rmdir()  # only succeeds where nothing has been written
     except USER_ERRORS as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(one_line(error)) from error
 
 
