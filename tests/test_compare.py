@@ -36,11 +36,8 @@ def result_of(here, loss, seed):
     return json.loads((here / "runs" / "both" / loss / f"seed{seed}" / "result.json").read_text())
 
 
-def test_every_run_is_where_it_belongs_and_starts_alike(compared):
+def test_every_run_is_where_it_belongs(compared):
     here, output = compared
-    for seed in (1, 2):
-        starts = [result_of(here, loss, seed)["untrained"]["recall"] for loss in ("proxy_anchor", "triplet")]
-        assert starts[0] == starts[1]
     assert result_of(here, "triplet", 1)["untrained"] != result_of(here, "triplet", 2)["untrained"]
     assert output.count("4 classes x 4 images, for positives in every batch") == 2
     assert "[4/4] triplet, seed 2" in output

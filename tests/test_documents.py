@@ -60,18 +60,6 @@ def test_every_fault_names_tests_that_exist():
             assert re.search(rf"^ *(def|class) {name}\b", source, re.M), f"{file}::{name}"
 
 
-def test_pictures_are_small_and_shown():
-    shown = {
-        (document.parent / target).resolve()
-        for document in DOCUMENTS
-        for mark, target in LINK.findall(prose(document))
-        if mark and "://" not in target
-    }
-    kept = set((REPOSITORY / "docs" / "pictures").iterdir())
-    assert kept == shown
-    assert all(file.stat().st_size <= 300_000 for file in kept)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("sphinx") or not find_spec("myst_nb"), reason="the docs extra is not installed")
 def test_the_site_is_built(tmp_path):

@@ -45,13 +45,6 @@ def test_the_two_builds_of_faiss_are_never_asked_for_together():
     assert not any("faiss" in each for each in PYPROJECT["project"]["dependencies"])
 
 
-def test_make_help_lists_every_public_target():
-    makefile = (REPOSITORY / "Makefile").read_text()
-    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.M).group(1).split()
-    described = re.findall(r"^([a-z-]+):.*##", makefile, re.M)
-    assert sorted(phony) == sorted(described)
-
-
 def test_the_record_of_make_test_gpu_says_where_the_tests_ran_and_how_they_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
