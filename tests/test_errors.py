@@ -73,7 +73,7 @@ def test_a_path_that_hydra_refuses_is_shown_as_it_works(path, tmp_path):
 
 
 def test_every_job_of_a_sweep_that_fails_is_in_its_table(tmp_path):
-    jobs = run_entry("train.py", "dataset=folder", "seed=1,2", "run=x", "-m", cwd=tmp_path)
+    jobs = run_entry("train.py", "dataset=folder", "-m", "seed=1,2", "run=x", cwd=tmp_path)
     assert jobs.stdout.count("dataset.root=FOLDER") == 2
 
 

@@ -142,6 +142,9 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     if {"-h", "--help"} & {*sys.argv[1:]}:
         print(help_text(config_name))
         return
+    for flag in {"-m", "--multirun"} & {*sys.argv[1:]}:  # argparse takes flags only before or after all overrides
+        sys.argv.remove(flag)
+        sys.argv.insert(1, flag)
     is_rank = JOB_FILE in os.environ  # of `run_as_ranks`
     if LAUNCHER in os.environ:
         end_with_parent()
