@@ -177,7 +177,7 @@ def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
         made: Any = OmegaConf.to_container(OmegaConf.load(file))
     except Exception as error:  # the YAML parser has several kinds, and bytes that are no text another
         raise FolderTaken(
-            f"{file} is missing or damaged and does not say which run the folder holds: choose another run=NAME, or "
+            f"{file} is damaged or missing and does not say which run the folder holds: choose another run=NAME, or "
             "remove that folder."
         ) from error
     _keep_chosen(cfg, made)
