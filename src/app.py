@@ -17,8 +17,6 @@ def serve(cfg: DictConfig) -> None:
     checks.check_use(cfg, "app")
     if cfg.compare is None and cfg.compare_index is not None:
         raise UsageError(f"compare_index={cfg.compare_index}: it belongs to a second model; add compare=CHECKPOINT.")
-    if cfg.compare == cfg.checkpoint:
-        raise UsageError(f"compare={cfg.compare}: expected another model than checkpoint=; leave it out for one model.")
     indices = {cfg.checkpoint: cfg.index} | ({} if cfg.compare is None else {cfg.compare: cfg.compare_index})
     retrievers = {model: open_index(model, cfg.gallery, index, **cfg.embed) for model, index in indices.items()}
     limits = {"max_upload_mb": cfg.max_upload_mb, "max_pixels": cfg.max_pixels}

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig
 
 from proxy_anchor.cli import checks, config, messages
 from proxy_anchor.cli import main as entry
-from proxy_anchor.errors import UsageError, check_int, check_number
+from proxy_anchor.errors import UsageError, check_number
 from proxy_anchor.utils import read_result
 from train import train
 
@@ -63,12 +63,8 @@ def comparison_jobs(cfg: DictConfig) -> dict[tuple[str, int], DictConfig]:
     for key, example in LISTS.items():
         if not (isinstance(cfg[key], ListConfig) and cfg[key]) and (key != "levels" or cfg[key] is not None):
             raise UsageError(f"{key}={cfg[key]}: expected a list, for example {key}={example}.")
-    for seed in cfg.seeds:
-        check_int("seeds", seed, 0)
     for level in cfg.levels or ():
         check_number("levels", level, 0, maximum=100)
-    if cfg.validation.name == "folds":
-        raise UsageError("validation=folds: a comparison takes whole runs; use validation=classes, or leave it out.")
     given = checks.overrides_for_runs(cfg, "a comparison")
     for key, instead in {"loss": "losses=[...]", "seed": "seeds=[...]"}.items():
         if key in given.values():

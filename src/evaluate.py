@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from proxy_anchor.retrieval.clustering import nmi
     from proxy_anchor.retrieval.metrics import metrics_at_r
     from proxy_anchor.retrieval.reranking import reranked_metrics
-    from proxy_anchor.training.callbacks.progress import LossBar
     from proxy_anchor.training.callbacks.recall import RecallCallback, format_recall
     from proxy_anchor.training.checkpoint import checkpoint_of, load_checkpoint, load_embedding_net
     from proxy_anchor.training.float32 import set_float32_precision
@@ -60,7 +58,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if cfg.recall_k is None:
         recall.fit(splits)  # as training did
     recall.check(splits)
-    bars = [LossBar()] if sys.stderr.isatty() else []
+    bars = config.progress_bars(trained, [])
     trainer = pl.Trainer(
         devices=1,
         precision=trained.trainer.precision,

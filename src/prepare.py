@@ -17,8 +17,6 @@ def main(cfg: DictConfig) -> None:
 
     from proxy_anchor.data.prepare import prepare
 
-    if cfg.dataset.name == "glyphs":
-        raise UsageError("dataset=glyphs has no archive: it is drawn on first use. Choose another data set.")
     if cfg.dataset.root is None:
         raise UsageError("dataset.root is needed: add dataset.root=DIR, the folder of the data set.")
     config.make_paths_absolute(cfg)

@@ -86,8 +86,6 @@ def retrieval(runs: Sequence[Path], output: Path, choose: Any, k: int, queries: 
     from proxy_anchor.reports.gallery import class_recall, retrieval_gallery, select_queries, write_class_recall
     from proxy_anchor.reports.pages import write_retrieval_page
 
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise UsageError(f"against={runs[1]} is the run itself: expected another run's folder.")
     splits, models = _embedded(runs)
     first = models[str(runs[0])]
     rows = select_queries(splits, first, choose, count=queries)
@@ -128,12 +126,8 @@ def _embedded(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
     from proxy_anchor.inference.checkpoint import load_trained
     from proxy_anchor.inference.embedder import Embedder
     from proxy_anchor.inference.gallery import warn_of_collapse
-    from proxy_anchor.reports.runs import CONFIG_FILE
 
-    for folder in folders:
-        if not (folder / CONFIG_FILE).is_file():
-            raise UsageError(f"{folder} is no run folder: expected {CONFIG_FILE} and best.ckpt in it.")
-    cfg: Any = OmegaConf.load(folders[0] / CONFIG_FILE)
+    cfg: Any = OmegaConf.load(folders[0] / "config.yaml")
     splits = config.load_splits(cfg, training=False)
     tables = [splits.query] if splits.gallery is None else [splits.query, splits.gallery]
     models = {}

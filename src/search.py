@@ -42,9 +42,8 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     queries = [queries[row] for row in done.rows]
     found = retriever.search_embeddings(done.embeddings, cfg.k, reranking=cfg.rerank)
     names = [item.name for item in retriever.items.values()]
-    below_gallery = cfg.gallery and os.path.isdir(cfg.gallery)
-    root = cfg.gallery if below_gallery else os.path.dirname(os.path.commonprefix(names))  # noqa: RUF071  (any names)
-    shown = [[replace(hit, name=below(hit.name, root)) for hit in hits] for hits in found]
+    root = os.path.dirname(os.path.commonprefix(names))  # noqa: RUF071  (any names)
+    shown = [[replace(hit, name=hit.name.removeprefix(f"{root}{os.sep}")) for hit in hits] for hits in found]
     rows, listed = [], []
     for path, hits, short in zip(queries, found, shown, strict=True):
         label, share = vote(hits)
@@ -60,12 +59,6 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, shown)
     print(f"written: {output}.json and {output}.html")
     return listed
-
-
-def below(name: str, root: str) -> str:
-    """The path of an image without `root`, if it lies there; any other name as it is."""
-    path = Path(name)
-    return str(path.relative_to(root)) if path.is_relative_to(root) else name
 
 
 if __name__ == "__main__":

@@ -58,16 +58,17 @@ TINY_FOLDER = [
 
 
 def run_entry(
-    script: str, *arguments: str, cwd: Path, timeout_s: float = 300, fresh: bool = False
+    script: str, *arguments: str, cwd: Path, timeout_s: float = 300, fresh: bool | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`python src/SCRIPT ARGUMENTS` with captured output, in this process; SCRIPT may begin with `../`.
 
     fresh: in a process of its own, which takes seconds longer, without a HYDRA_FULL_ERROR or DEBUG of the user's.
+    None: where it starts several ranks, which print to the standard output of the process, not to what stands for it.
     """
     command = [str(REPOSITORY / "src" / script), *arguments]
-    # Ranks print to the standard output of the process, not to what stands for it here.
-    several = any(each.startswith("trainer.devices=") and each != "trainer.devices=1" for each in arguments)
-    if not (fresh or several):
+    if fresh is None:
+        fresh = any(each.startswith("trainer.devices=") and each != "trainer.devices=1" for each in arguments)
+    if not fresh:
         return _run_here(command, cwd)
     return subprocess.run(
         [sys.executable, *command],
@@ -108,6 +109,15 @@ def _run_here(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]
         for folder in list(run_lock._held):  # the end of a process gives its folder back
             run_lock.release(folder)
     return subprocess.CompletedProcess(command, code, printed.getvalue(), said.getvalue())
+
+
+def refused(script: str, *arguments: str, cwd: Path) -> str:
+    """The one line with which a command refuses what it was given; its exit code is 2."""
+    done = run_entry(script, *arguments, cwd=cwd, fresh=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
 
 
 def run_ok(script: str, *arguments: str, cwd: Path) -> str:

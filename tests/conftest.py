@@ -84,6 +84,41 @@ def write_images(tmp_path: Path) -> Callable[..., list[tuple[Path, str]]]:
     return lambda counts, size=32: write_noise_images(tmp_path, counts, size)
 
 
+@pytest.fixture(scope="session")
+def glyphs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Argument that names the data set of TINY_GLYPHS, which has been drawn."""
+    from commands import TINY_GLYPHS, compose_train
+    from hydra.utils import instantiate
+
+    root = tmp_path_factory.mktemp("drawn")
+    instantiate(compose_train(*TINY_GLYPHS, f"dataset.root={root}").dataset.load)
+    return f"dataset.root={root}"
+
+
+@pytest.fixture(scope="module")
+def straight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder with an uninterrupted run, of the module's ARGUMENTS."""
+    from commands import run_ok
+
+    here = tmp_path_factory.mktemp("straight")
+    run_ok("train.py", *request.module.ARGUMENTS, cwd=here)
+    return here
+
+
+@pytest.fixture
+def arguments(request: pytest.FixtureRequest, straight: Path) -> list[str]:
+    """The same arguments, with the same images."""
+    return [*request.module.ARGUMENTS, f"dataset.root={straight}/data/glyphs"]
+
+
+@pytest.fixture
+def interrupted(straight: Path, tmp_path: Path) -> Path:
+    """A user's folder with that run as if it had been killed just before its end."""
+    shutil.copytree(straight / "runs", tmp_path / "runs")
+    (tmp_path / "runs/x/result.json").unlink()
+    return tmp_path
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
     """Chromium; the test is skipped where it or playwright is missing."""

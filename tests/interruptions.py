@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,13 +58,6 @@ def start(*arguments: str, cwd: Path, launcher: list[str] | None = None) -> subp
         text=True,
         start_new_session=True,
     )
-
-
-def copy_as_if_killed(finished: Path, folder: Path) -> Path:
-    """A copy of the finished run in `folder`, as if it had been killed just before its end."""
-    shutil.copytree(finished / "runs", folder / "runs")
-    (folder / "runs/x/result.json").unlink()
-    return folder
 
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> str:

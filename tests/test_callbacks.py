@@ -10,16 +10,7 @@ import yaml
 from commands import TINY_GLYPHS, compose_train
 
 from proxy_anchor.cli import checks, config
-from proxy_anchor.errors import UsageError
 from train import train
-
-
-def test_what_is_no_callback_is_refused() -> None:
-    cfg = compose_train("+callbacks.mine._target_=collections.OrderedDict")
-    with pytest.raises(
-        UsageError, match=r"^callbacks\.mine: expected a pytorch_lightning\.Callback .*received OrderedDict"
-    ):
-        config.further_callbacks(cfg)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +49,7 @@ def test_a_run_stops_early_and_logs_learning_rates_and_settings(
         "early stopping: training ends when the Recall that selects the epoch has not improved in 1 evaluation "
         "(callbacks=none: after all 4 epochs)\n"
     ) in said
-    assert (
-        "epoch selected by Recall@1 on the test classes, as in the paper\n  training ended early, after epoch 2 of 4\n"
-        in said
-    )
+    assert "\n  training ended early, after epoch 2 of 4\n" in said
     assert (folder / "best.ckpt").is_file()
     with (folder / "metrics.csv").open() as file:
         rows = [*csv.DictReader(file)]

@@ -7,13 +7,11 @@ composed and checked as far as they get without its images.
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,38 +60,16 @@ def test_every_fault_names_tests_that_exist():
             assert re.search(rf"^ *(def|class) {name}\b", source, re.M), f"{file}::{name}"
 
 
-def test_pictures_are_small_and_shown():
-    shown = {
-        (document.parent / target).resolve()
-        for document in DOCUMENTS
-        for mark, target in LINK.findall(prose(document))
-        if mark and "://" not in target
-    }
-    kept = set((REPOSITORY / "docs" / "pictures").iterdir())
-    assert kept == shown
-    assert all(file.stat().st_size <= 300_000 for file in kept)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("sphinx") or not find_spec("myst_nb"), reason="the docs extra is not installed")
-def test_the_site_is_built_and_a_broken_link_fails(tmp_path):
-    def build() -> subprocess.CompletedProcess[str]:
-        options = ["-W", "--keep-going", "-q", "-b", "html", "-c", "docs"]
-        command = [sys.executable, "-m", "sphinx", *options, ".", "site/html"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    for name in ("README.md", "LICENSE", "CITATION.cff", "environment.yml"):
-        shutil.copy(REPOSITORY / name, tmp_path)
-    for name in ("docs", "notebooks", "conf", "src", "tests", "benchmarks", "examples", "scripts"):
-        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    done = build()
+def test_the_site_is_built(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-c", "docs", ".", tmp_path]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    page = (tmp_path / "site/html/index.html").read_text()
+    page = (tmp_path / "index.html").read_text()
     for target in ("docs/losses.html", "notebooks/quickstart.html", "_images/retrieval.png"):
         assert target in page
-        assert (tmp_path / "site/html" / target).is_file()
-    (tmp_path / "README.md").write_text((REPOSITORY / "README.md").read_text() + "\n[a](docs/data.md#nowhere)\n")
-    assert build().returncode != 0
+        assert (tmp_path / target).is_file()
 
 
 def commands(document: Path) -> list[str]:
@@ -106,13 +82,11 @@ def commands(document: Path) -> list[str]:
 COMMANDS = [pytest.param(line, id=f"{file.stem}: {line}") for file in DOCUMENTS for line in commands(file)]
 
 
-def jobs(overrides: list[str]) -> Iterator[list[str]]:
-    """The overrides of each job of a sweep."""
-    values = [
-        [f"{key}={each}" for each in value.split(",")] if value[:1] not in "[{" else [f"{key}={value}"]
-        for key, value in (each.split("=", 1) for each in overrides)
-    ]
-    return map(list, itertools.product(*values))
+def ends(overrides: list[str]) -> list[list[str]]:
+    """The overrides of the first and of the last job of a sweep."""
+    pairs = [each.split("=", 1) for each in overrides]
+    values = {key: [value] if value[:1] in "[{" else value.split(",") for key, value in pairs}
+    return [[f"{key}={each[end]}" for key, each in values.items()] for end in (0, -1)]
 
 
 def check(script: str, overrides: list[str]) -> None:
@@ -120,6 +94,7 @@ def check(script: str, overrides: list[str]) -> None:
     name = script.removesuffix(".py")
     with composed(name, *overrides) as cfg:
         if name == "compare":
+            cfg.seeds = cfg.seeds[:1]  # each takes a second
             comparison_jobs(cfg)
         elif name == "tune":
             shared_arguments(cfg, list(cfg.search))
@@ -142,8 +117,7 @@ def test_every_command_is_one_that_is_accepted(line):
     if folder != "src" or arguments == ["--help"]:
         return  # benchmarks take no config
     overrides = [each for each in arguments if each != "-m"]
-    every = [*jobs(overrides)] if "-m" in arguments else [overrides]
-    for job in (every[0], every[-1]):
+    for job in ends(overrides) if "-m" in arguments else [overrides]:
         check(name, job)
 
 

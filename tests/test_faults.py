@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import resource
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
-from commands import TINY_FOLDER, compose_train, run_entry
+from commands import TINY_FOLDER, compose_train, refused
 from omegaconf import OmegaConf
 from pictures import write_noise_images
 from processes import permissions_count
@@ -42,13 +41,6 @@ def interrupted(run, tmp_path):
     run()
     (tmp_path / "run" / "result.json").unlink()
     return run
-
-
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 2, done.stdout + done.stderr
-    [line] = done.stderr.strip().splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 class FullDisk(pl.Callback):
@@ -83,9 +75,8 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path):
     closed.mkdir(mode=0o500)
     if not permissions_count():
         closed = Path("/sys")  # where nobody may make anything
-    line = one_line(run_entry("train.py", *RUN, "dataset.root=images", f"hydra.run.dir={closed}/x", cwd=tmp_path))
+    line = refused("train.py", *RUN, "dataset.root=images", f"hydra.run.dir={closed}/x", cwd=tmp_path)
     assert str(closed) in line
-    assert "change its permissions, or start in another folder" in line
 
 
 def test_images_that_vanish_before_the_run_goes_on_are_one_line(interrupted, tmp_path):
@@ -108,24 +99,14 @@ def test_another_number_of_classes_on_resume_is_refused_with_both(interrupted, t
     assert newest_checkpoint(tmp_path / "run").epoch == 3
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "message"),
-    [
-        (1, 2, "holds a run with other settings (trainer.devices, trainer.strategy): choose another run=NAME"),
-        (2, 1, "holds a run with other settings (trainer.devices, trainer.strategy): choose another run=NAME"),
-        (2, 4, "holds a run with other settings (trainer.devices): choose another run=NAME"),
-    ],
-)
-def test_another_number_of_devices_on_resume_is_refused(before, now, message, tmp_path):
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 4)])
+def test_another_number_of_devices_on_resume_is_refused(before, now, tmp_path):
     def config(devices: int):
-        several = ["trainer.strategy=ddp"] if devices > 1 else []
-        return compose_train(*RUN, f"dataset.root={tmp_path}", f"trainer.devices={devices}", *several)
+        return compose_train(*RUN, f"dataset.root={tmp_path}", f"trainer.devices={devices}", "trainer.strategy=ddp")
 
     OmegaConf.save(config(before), tmp_path / "config.yaml", resolve=True)
     (tmp_path / "last.ckpt").touch()
-    cfg = config(now)
     ask = start.checkpoint_to_continue if now == 1 else start.ranks_to_start  # what `main` asks first
-    with pytest.raises(UsageError) as caught:
-        ask(cfg, tmp_path)
-    assert message in str(caught.value)
+    with pytest.raises(UsageError, match=r"other settings \(trainer.devices\): choose another run=NAME"):
+        ask(config(now), tmp_path)
     assert (tmp_path / "last.ckpt").is_file()

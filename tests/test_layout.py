@@ -6,7 +6,7 @@ Every import counts: those inside functions and those for type checkers too.
 from __future__ import annotations
 
 import ast
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -61,29 +61,18 @@ def dependencies(source: str) -> set[str]:
     return {name if name in MODULES else name.rpartition(".")[0] for name in names}
 
 
-def upward(importer: str, source: str) -> list[str]:
-    """Imports of a room that stands above the importer's own."""
-    place = ROOMS.index(room(importer))
-    return sorted(each for each in dependencies(source) if ROOMS.index(room(each)) < place)
-
-
 GRAPH = {name: dependencies(file.read_text()) for name, file in MODULES.items()}
-
-
-def test_every_module_is_in_a_room():
-    assert {room(module) for module in MODULES} == set(ROOMS)
 
 
 @pytest.mark.parametrize("importer", MODULES)
 def test_imports_point_down(importer):
-    assert upward(importer, MODULES[importer].read_text()) == []
+    """And every module is in a room."""
+    place = ROOMS.index(room(importer))
+    assert [each for each in GRAPH[importer] if ROOMS.index(room(each)) < place] == []
 
 
 def test_no_circle_of_imports():
-    try:
-        TopologicalSorter(GRAPH).prepare()
-    except CycleError as error:
-        pytest.fail(" imports ".join(reversed(error.args[1])))
+    TopologicalSorter(GRAPH).prepare()
 
 
 @pytest.mark.parametrize("module", [each for each in MODULES if room(each) != "cli"])

@@ -12,9 +12,10 @@ import termios
 from pathlib import Path
 
 import pytest
-from commands import REPOSITORY, TINY_GLYPHS
+from commands import REPOSITORY, TINY_GLYPHS, run_entry
 
-COMMAND = [sys.executable, str(REPOSITORY / "src/train.py"), *TINY_GLYPHS, "trainer.max_epochs=2", "run=x"]
+ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2", "run=x"]
+COMMAND = [sys.executable, str(REPOSITORY / "src/train.py"), *ARGUMENTS]
 PROMISED = [
     r"run folder: \S+/runs/x",
     r"data: glyphs, 64 train images of 8 classes, 64 query images of 8 classes",
@@ -41,15 +42,17 @@ def on_a_terminal(command: list[str]) -> str:
 
 def test_on_a_terminal_the_bar_hides_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = on_a_terminal(COMMAND)
+    shown = on_a_terminal([*COMMAND, "+trainer.profiler=simple"])
     for line in PROMISED:
         assert re.search(line, shown), line
     assert re.search(r"epoch 1/2: +\d+%.*4/4", shown)  # the bar counts epochs as the lines do
     assert not re.search(r"[Ee]poch 0", shown)
+    assert "run_training_epoch" in shown  # the profiler's table, of which Lightning's other lines are no part
+    assert "GPU available" not in shown
 
 
 def test_a_log_is_plain_lines(tmp_path: Path) -> None:
-    done = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run_entry("train.py", *ARGUMENTS, cwd=tmp_path)
     for line in PROMISED:
         assert re.search(rf"^{line}", done.stdout, re.M), line
     assert "\r" not in done.stdout + done.stderr

@@ -45,27 +45,16 @@ def test_the_two_builds_of_faiss_are_never_asked_for_together():
     assert not any("faiss" in each for each in PYPROJECT["project"]["dependencies"])
 
 
-def test_make_help_lists_every_public_target():
-    makefile = (REPOSITORY / "Makefile").read_text()
-    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.M).group(1).split()
-    described = re.findall(r"^([a-z-]+):.*##", makefile, re.M)
-    assert sorted(phony) == sorted(described)
-
-
-@pytest.mark.parametrize("has_gpu", [True, False])
-def test_the_record_of_make_test_gpu_says_where_the_tests_ran_and_how_they_ended(has_gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+def test_the_record_of_make_test_gpu_says_where_the_tests_ran_and_how_they_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     outcomes = Mock(getreports={"passed": [1, 2], "failed": [], "error": [], "skipped": [3]}.get)
     file = tmp_path / "test_gpu.jsonl"
     conftest = runpy.run_path(str(REPOSITORY / "tests/conftest.py"))
     conftest["pytest_terminal_summary"](outcomes, Mock(getoption=lambda name: file, spec=["getoption"]))
-    assert file.is_file() == has_gpu
-    if has_gpu:
-        row = json.loads(file.read_text())
-        expected = {"device": "NVIDIA H200", "passed": 2, "failed": 0, "error": 0, "skipped": 1}
-        assert row | expected == row
-        assert {"date", "commit", "versions"} <= row.keys()
+    row = json.loads(file.read_text())
+    assert row | {"device": "NVIDIA H200", "passed": 2, "failed": 0, "error": 0, "skipped": 1} == row
+    assert {"date", "commit", "versions"} <= row.keys()
 
 
 # Documents and their tables

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import run_entry, run_ok
-from interruptions import RUN, assert_same_end, copy_as_if_killed, start, wait_for_line
+from commands import refused, run_ok
+from interruptions import RUN, assert_same_end, start, wait_for_line
 from omegaconf import OmegaConf
 from processes import await_end
 
@@ -20,25 +20,8 @@ from proxy_anchor.training.run_folder import newest_checkpoint
 pytestmark = pytest.mark.slow
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
+ARGUMENTS = [*RUN, *TWO]  # of the fixture `straight`
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """The user's folder with an uninterrupted run."""
-    here = tmp_path_factory.mktemp("straight")
-    run_ok("train.py", *RUN, *TWO, cwd=here)
-    return here
-
-
-@pytest.fixture
-def arguments(straight):
-    return [*RUN, *TWO, f"dataset.root={straight}/data/glyphs"]
-
-
-@pytest.fixture
-def interrupted(straight, tmp_path):
-    return copy_as_if_killed(straight, tmp_path)
 
 
 def test_all_processes_killed_and_started_again(straight, arguments, tmp_path):
@@ -86,9 +69,6 @@ def test_other_settings_are_named_once(interrupted, arguments):
         assert process.returncode != 0
         assert output.count("error: ") == 1, output
         assert output.count("holds a run with other settings (loss.alpha): choose another run=NAME") == 1
-    done = run_entry("train.py", *arguments, "resume=never", cwd=interrupted)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "already holds a run: choose another run=NAME" in done.stderr
 
 
 def test_fewer_devices_than_auto_found_at_first_are_refused(interrupted, arguments):
@@ -97,9 +77,8 @@ def test_fewer_devices_than_auto_found_at_first_are_refused(interrupted, argumen
     config = OmegaConf.load(file)
     config.trainer.devices = "auto"
     OmegaConf.save(config, file)
-    done = run_entry("train.py", *arguments, "trainer.devices=auto", cwd=interrupted)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "this run began with trainer.devices=2 and there is another number now, 1" in done.stderr
+    line = refused("train.py", *arguments, "trainer.devices=auto", cwd=interrupted)
+    assert "this run began with trainer.devices=2 and there is another number now, 1" in line
 
 
 @pytest.mark.parametrize("whom", ["command", "all", "one", "torchrun"])

@@ -17,14 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import REPOSITORY, run_entry, run_ok, trained_beside_pictures
+from commands import REPOSITORY, refused, run_ok, trained_beside_pictures
 from hydra import compose, initialize_config_dir
 
 import embed
 from proxy_anchor import Retriever
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
-from search import below
 
 DOCUMENT = (REPOSITORY / "docs" / "search.md").read_text()
 COMMANDS = [
@@ -189,7 +188,8 @@ def test_parquet_without_pyarrow_is_one_line_before_an_image_is_read(monkeypatch
 def test_export_commands(here: Path, run: Callable) -> None:
     pytest.importorskip("onnxruntime")
     for command in of("export.py"):
-        assert "largest difference from the checkpoint" in run(command)
+        if re.search("format=(onnx|safetensors)", command):  # the others: tests/inference/test_export.py
+            assert "largest difference from the checkpoint" in run(command)
     [example] = [command for command in COMMANDS if "onnx_search" in command]
     assert len(run(example).splitlines()) == 5
     assert "## Results" in (here / "to_share" / "README.md").read_text()
@@ -221,34 +221,19 @@ FIRST = "checkpoint=runs/first gallery=my_pictures"
         ("search.py", f"{FIRST} query=query.jpg k=0", "k=0"),
         ("search.py", f"{FIRST} query=query.jpg output=no/where", "its folder does not exist"),
         ("search.py", f"{FIRST} query=7", "query=7: expected a path"),
-        ("search.py", f"{FIRST} query=null", "query=None: expected a path"),
         ("search.py", f"{FIRST} query=query.jpg dataset.root=x", "unknown key 'dataset'"),
-        ("search.py", f"{FIRST} query=query.jpg embed.batch=2", "unknown key 'embed.batch'"),
         ("search.py", f"{FIRST} query=query.jpg rerank=best", "rerank=best is not known"),
         ("embed.py", "checkpoint=runs/first images=my_pictures output=e.csv", "ends in .npz or .parquet"),
         ("embed.py", "checkpoint=runs/first images=runs", "none of the 1 images"),
         ("app.py", f"{FIRST} port=-1", "port=-1"),
         ("app.py", f"{FIRST} max_upload_mb=0", "max_upload_mb=0"),
-        ("app.py", f"{FIRST} compare=runs/first", "expected another model"),
         ("app.py", f"{FIRST} compare_index=other", "add compare=CHECKPOINT"),
         ("app.py", f"{FIRST} compare=nothing", "no such file"),
-        ("evaluate.py", "checkpoint=null", "checkpoint=None: expected a path"),
+        ("search.py", f"{FIRST} query=query.jpg false_accept_rate=0", "false_accept_rate=0: expected a finite number"),
         ("evaluate.py", "checkpoint=runs/first output=my_pictures", "expected a file"),
         ("evaluate.py", "checkpoint=runs/first data.num_workers=-1", "data.num_workers=-1: expected a whole number"),
     ],
 )
 def test_every_mistake_is_one_line(here: Path, script: str, arguments: str, reason: str) -> None:
     (here / "runs" / "first" / "gallery.png").write_text("no image")
-    done = run_entry(script, *arguments.split(), cwd=here)
-    assert done.returncode == 2, done.stdout + done.stderr
-    [line] = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert reason in line
-
-
-@pytest.mark.parametrize(
-    ("name", "root", "shown"),
-    [("/g/a/1.png", "/g", "a/1.png"), ("/h/1.png", "/g", "/h/1.png"), ("image 1", "", "image 1"), ("/g", "", "/g")],
-)
-def test_names_are_shown_below_the_gallery(name: str, root: str, shown: str) -> None:
-    assert below(name, root) == shown.replace("/", os.sep)
+    assert reason in refused(script, *arguments.split(), cwd=here)

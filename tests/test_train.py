@@ -12,7 +12,7 @@ import sys
 import pytest
 import pytorch_lightning
 import torch
-from commands import REPOSITORY, TINY_FOLDER, TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import REPOSITORY, TINY_FOLDER, TINY_GLYPHS, compose_train, run_ok
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
@@ -20,6 +20,7 @@ from PIL import Image
 from evaluate import evaluate
 from proxy_anchor.cli import config as settings
 from proxy_anchor.cli import main as entry
+from proxy_anchor.cli.command import entries
 from proxy_anchor.errors import FolderTaken
 from proxy_anchor.reports import run as reports
 from train import cross_validate, train
@@ -29,8 +30,8 @@ from train import cross_validate, train
 def trained(tmp_path_factory):
     """A real run on a part of the embedded data set, 5 epochs; (folder, standard output)."""
     here = tmp_path_factory.mktemp("user")
-    classes = ["dataset.load.train_classes=40", "dataset.load.test_classes=16"]
-    small = [*classes, "data.batch_size=40", "data.num_workers=0", "trainer.max_epochs=5"]
+    classes = ["dataset.load.train_classes=24", "dataset.load.test_classes=12"]
+    small = [*classes, "data.batch_size=24", "data.num_workers=0", "trainer.max_epochs=4"]
     output = run_ok("train.py", "run=first", *small, cwd=here)
     return here / "runs" / "first", output
 
@@ -42,13 +43,13 @@ def test_training_on_glyphs_learns(trained):
     assert result["best"]["recall"]["1"] >= result["last"]["recall"]["1"]
     peaks = [result[f"peak_memory_{each}gib"] for each in ("training_", "evaluation_", "")]
     assert 0.05 < max(peaks[:2]) <= peaks[2]
-    assert [row["epoch"] for row in result["history"]] == list(range(6))
+    assert [row["epoch"] for row in result["history"]] == list(range(5))
     assert result["seed"] == 1 == result["config"]["seed"]
     assert result["config"]["dataset"]["root"].startswith("/")
     assert result["command"].startswith("train.py ")
     assert result["commit"] == reports.commit() != "unknown"
     assert "before training: Recall@1" in output
-    assert "epoch 5/5:" in output
+    assert "epoch 4/4:" in output
     assert str(folder) in output
 
 
@@ -98,7 +99,7 @@ def test_evaluate_on_another_data_set(trained, tmp_path):
     folder, _ = trained
     [mine] = (folder.parent.parent / "data" / "glyphs").glob("*/test")
     output = run_ok("evaluate.py", f"checkpoint={folder}", "dataset=folder", f"dataset.root={mine}", cwd=tmp_path)
-    assert re.search(r"data: test, \d+ query images of 16 classes\n", output)  # all: none of them trains
+    assert re.search(r"data: test, \d+ query images of 12 classes\n", output)  # all: none of them trains
     assert "Recall@1" in output
 
 
@@ -149,63 +150,14 @@ def test_folds_choose_the_batch_for_their_own_images_and_report_the_mean(write_i
     assert f"selected epoch 1: @1 {100 * mean:.1f}" in page
 
 
-def test_what_is_allowed_is_not_refused(tmp_path):
+def test_what_is_allowed_trains_and_is_said(tmp_path):
     allowed = ["trainer.gradient_clip_val=null", "run=7", "~trainer.log_every_n_steps", "optimizer.weight_decay=0"]
-    output = run_ok("train.py", *TINY_GLYPHS, *allowed, "backbone=test_vit", "backbone.pretrained=false", cwd=tmp_path)
-    assert "network: test_vit, pooling its own, 16-d" in output  # any name of timm's
-
-
-BAD_INPUT = {
-    "validation=folds validation.num_folds=0": "validation.num_folds=0",
-    "validation=classes validation.seed=-1 dataset.root=/proc/nope": "validation.seed=-1",
-    "validation=folds validation.num_folds=5": "at least 10",
-    "loss.alhpa=16": "unknown key 'loss.alhpa'. Did you mean 'alpha'?",
-    "datset=cars": "Did you mean 'dataset'?",
-    "root=mine": "unknown key 'root'. Did you mean 'dataset.root'?",
-    "dataset=carz": "Did you mean 'cars'?",
-    "backbone=resnet18 batch_norm=train": "backbone.weights=FILE",
-    "backbone=resnet18 backbone.pretrained=false batch_norm=frozen": "add batch_norm=train",
-    "backbone.pooling=median": "choose one of: auto, avg+max",
-    "+dataset.images.color_jitter=0.4": "unknown key dataset.images.color_jitter. Known in dataset.images: brightness,",
-    "embedding_dim=0": "embedding_dim=0: expected a whole number of at least 1",
-    "embedding_dim=many": "embedding_dim=many: expected a number, as in embedding_dim=",
-    "trainer.precision=8": "choose one of: 32, 32-true, bf16-mixed, 16-mixed",
-    "recall_k=[0]": "recall_k=0",
-    "dataset=folder": "dataset.root=FOLDER",
-    "data.batch_size=99999": "Set data.batch_size=64 or less",
-    "seed=99999999999": "below 2**32",
-    "trainer=null": "an override cannot be understood",
-    "+trainer.callbacks=[1]": "trainer.callbacks: a run sets it itself; add yours with +callbacks.",
-    "+data.batchsize=1": "unknown key data.batchsize. Did you mean 'batch_size'?",
-    "dataset.root=[1]": "dataset.root=[1]: expected a path",
-    "backbone.name=5": "expected a string",
-    "trainer.check_val_every_n_epoch=5": "does not divide trainer.max_epochs=1",
-    "optimizer.warmup_epochs=1": "the backbone would never move",
-    "run=../outside": "expected a name for the run folder",
-    "recall_k=[1,9999]": "K=9999 is larger than the gallery",
-}
-
-
-@pytest.mark.parametrize("arguments", BAD_INPUT)
-def test_bad_input_is_one_line_and_leaves_nothing(arguments, tmp_path):
-    given = arguments.split()
-    if not any(argument.startswith("dataset") for argument in given):
-        given = [*TINY_GLYPHS, *given]
-    done = run_entry("train.py", "run=x", *given, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    message = done.stderr.strip().splitlines()[-1]
-    assert message.startswith("error: ")
-    assert BAD_INPUT[arguments] in message
-    assert "Traceback" not in done.stderr
-    assert len([line for line in done.stderr.splitlines() if "drawing" not in line and line.strip()]) == 1
-    assert not (tmp_path / "runs" / "x").exists()
-
-
-def test_colours_and_drop_path_train_and_are_said(tmp_path):
     colors = ["dataset.images.brightness=0.4", "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"]
-    output = run_ok("train.py", "run=x", *TINY_GLYPHS, *colors, "backbone.drop_path=0.2", cwd=tmp_path)
+    any_of_timm = ["backbone=test_vit", "backbone.pretrained=false", "backbone.drop_path=0.2"]
+    output = run_ok("train.py", *TINY_GLYPHS, *allowed, *colors, *any_of_timm, cwd=tmp_path)
+    assert "network: test_vit, pooling its own, 16-d" in output
     assert "; colours brightness 0.4, hue 0.1, grayscale 0.2; drop path 0.2, no dropout\n" in output
-    card = (tmp_path / "runs/x/README.md").read_text()
+    card = (tmp_path / "runs/7/README.md").read_text()
     assert "their colours varied (brightness 0.4, hue 0.1, grayscale 0.2)" in card
     assert "drop path 0.2" in card
 
@@ -214,6 +166,8 @@ def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
     shown = run_ok("train.py", "--help", cwd=tmp_path)
     assert shown.startswith("Train an embedding network with its proxies.\n")
     assert "proxy_lr_mult: 100" in shown
+    for name in entries():
+        assert f"src/{name}.py" in run_ok(f"{name}.py", "--help", cwd=tmp_path)
     heavy = "import sys; sys.argv = ['train.py']; import train; print(sorted({'torch', 'timm'} & set(sys.modules)))"
     found = subprocess.run(
         [sys.executable, "-c", heavy], cwd=REPOSITORY / "src", capture_output=True, text=True, check=True
@@ -221,7 +175,7 @@ def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
     assert found.stdout.strip() == "[]"
 
 
-def test_the_running_mean_is_what_is_evaluated_and_saved(tmp_path, monkeypatch):
+def test_the_running_mean_is_what_is_evaluated_and_saved(glyphs, tmp_path, monkeypatch):
     from proxy_anchor.training.module import MetricLearner
 
     weights: list[dict[str, torch.Tensor]] = []
@@ -232,7 +186,7 @@ def test_the_running_mean_is_what_is_evaluated_and_saved(tmp_path, monkeypatch):
 
     monkeypatch.setattr(MetricLearner, "optimizer_step", record)
     mean = ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.5", "trainer.max_epochs=2", "run=mean"]
-    cfg = compose_train(*TINY_GLYPHS, *mean, f"dataset.root={tmp_path}/data")
+    cfg = compose_train(*TINY_GLYPHS, *mean, glyphs)
     result = train(cfg, tmp_path / "runs" / "mean")
     means = dict(weights[0])
     for step in weights[1:]:
@@ -249,7 +203,7 @@ def test_the_running_mean_is_what_is_evaluated_and_saved(tmp_path, monkeypatch):
     assert {k: again[f"recall_at_{k}"] for k in map(str, (1, 2, 4, 8))} == result["last"]["recall"]
 
 
-def test_training_and_evaluation_agree_on_what_is_compiled(tmp_path, monkeypatch):
+def test_training_and_evaluation_agree_on_what_is_compiled(glyphs, tmp_path, monkeypatch):
     counts = []
 
     class Recording:
@@ -261,7 +215,7 @@ def test_training_and_evaluation_agree_on_what_is_compiled(tmp_path, monkeypatch
             return self.net(images)
 
     monkeypatch.setattr("proxy_anchor.training.module.CompiledNet", Recording)
-    arguments = [*TINY_GLYPHS, f"dataset.root={tmp_path}/data", "compile=true", "trainer.max_epochs=4"]
+    arguments = [*TINY_GLYPHS, glyphs, "compile=true", "trainer.max_epochs=4"]
     cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2")
     result = train(cfg, tmp_path / "run")
     with initialize_config_dir(entry.CONF, version_base="1.3"):

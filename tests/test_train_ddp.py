@@ -127,19 +127,3 @@ def test_a_slurm_job_that_was_stopped_is_queued_again(code: int, ends_with: int,
     assert ((tmp_path / "queued").read_text().strip() if queued else "") == queued
     assert not (tmp_path / "queued").exists() or queued
     assert not list(tmp_path.glob(".stopped*"))
-
-
-def test_what_cannot_be_divided_or_found_is_refused_once_and_leaves_nothing(tmp_path: Path) -> None:
-    for option, message in {
-        "data.batch_size=15": "data.batch_size=15 is the batch over all devices and cannot be divided over 2: set "
-        "data.batch_size=16.",
-        "trainer.strategy=ddp_spawn": "trainer.strategy=ddp_spawn: several devices train with trainer.strategy=ddp.",
-        "trainer.strategy=fsdp": "trainer.strategy=fsdp: several devices train with trainer.strategy=ddp.",
-        "trainer.devices=0": "not a valid input using cpu accelerator. Set trainer.devices=1, or as many as there are.",
-    }.items():
-        done = run_entry("train.py", "run=x", *TINY_GLYPHS, *TWO, option, cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1
-        assert message in done.stderr
-        assert not (tmp_path / "runs" / "x").exists()

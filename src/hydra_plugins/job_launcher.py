@@ -30,8 +30,6 @@ class JobLauncher(Launcher):
         """Run the jobs, print a table, and return their outcomes in order."""
         setup_globals()
         jobs = [self._compose(each, initial_job_idx + number) for number, each in enumerate(job_overrides)]
-        if any(cfg.launcher != jobs[0].launcher for cfg in jobs):
-            raise UsageError("launcher differs between the jobs of one sweep: give it one value.")
         ended: dict[int, JobReturn] = {}
         try:
             if jobs[0].launcher.name == "basic":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 USAGE_ERROR = 2  # exit code of an error that the user can repair
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
@@ -49,12 +49,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+def check_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raise UsageError unless `value` is one of `choices`."""
-    choices = list(choices)
     if value not in choices:
-        listed = ", ".join(str(choice) for choice in choices)
-        raise UsageError(f"{name}={value} is not known; choose one of: {listed}.")
+        raise UsageError(f"{name}={value} is not known; choose one of: {', '.join(map(str, choices))}.")
 
 
 def check_int(name: str, value: object, minimum: int) -> None:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -61,9 +60,7 @@ def keep_freed_memory() -> bool:
     pages that the kernel has to find and clear first. On a CPU this costs more than the layer itself. With this
     setting the process holds its peak memory until it ends. Returns whether it took effect: with glibc (Linux) only.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    with suppress(OSError, AttributeError):  # other C libraries (musl) have no mallopt
+    with suppress(OSError, AttributeError, TypeError):  # other C libraries (musl, macOS, Windows) have no mallopt
         mallopt = ctypes.CDLL(None).mallopt
         return bool(mallopt(_M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
     return False

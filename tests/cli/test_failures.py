@@ -20,7 +20,7 @@ RUN = [*TINY_GLYPHS, "trainer.max_epochs=3", "data.eval_batch_size=24", "run=x"]
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_out_of_memory_names_the_keys_and_the_run_goes_on_from_its_checkpoint(training, tmp_path, monkeypatch):
+def test_out_of_memory_names_the_keys_and_the_run_goes_on_from_its_checkpoint(training, glyphs, tmp_path, monkeypatch):
     forward, calls = EmbeddingNet.forward, []
 
     def fail(net, images):
@@ -30,12 +30,12 @@ def test_out_of_memory_names_the_keys_and_the_run_goes_on_from_its_checkpoint(tr
         return forward(net, images)
 
     monkeypatch.setattr(EmbeddingNet, "forward", fail)
-    cfg = compose_train(*RUN, f"dataset.root={tmp_path}/data")
+    cfg = compose_train(*RUN, glyphs)
     with pytest.raises(UsageError, match=r"^out of memory with data\.batch_size=16: set a smaller one"):
         train(cfg, tmp_path / "run")
     monkeypatch.setattr(EmbeddingNet, "forward", forward)
     smaller = [] if training else ["data.eval_batch_size=8"]  # changes no weight, so the run may go on with it
-    again = train(compose_train(*RUN, f"dataset.root={tmp_path}/data", *smaller), tmp_path / "run")
+    again = train(compose_train(*RUN, glyphs, *smaller), tmp_path / "run")
     assert [row["epoch"] for row in again["history"]] == [0, 1, 2, 3]
 
 
@@ -71,12 +71,6 @@ class Killed(torch.utils.data.Dataset):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def backward_twice() -> None:
-    kept = torch.ones(2, requires_grad=True).exp()
-    kept.sum().backward()
-    kept.sum().backward()
-
-
 def find_no_compiler() -> None:
     with torch._inductor.config.patch("cpp.cxx", (None, "no-such-compiler")):
         torch.compile(lambda x: x + 1)(torch.ones(2))
@@ -89,7 +83,6 @@ KNOWN = {
         lambda: list(torch.utils.data.DataLoader(Killed(), num_workers=1)),
         "killed, .*smaller data.num_workers",
     ),
-    "graph": (backward_twice, "the loss keeps tensors of an earlier step with their graph: detach them"),
 }
 
 

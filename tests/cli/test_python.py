@@ -39,20 +39,14 @@ def test_mistakes_are_errors_and_no_exit(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"trian is no command; .* Did you mean 'train'"):
         command("trian")
-    with pytest.raises(UsageError, match="seed=-1"):
-        train("seed=-1")
-    with pytest.raises(UsageError, match=r"data.batch_size=x: expected a number"):
-        train("data.batch_size=x")
-    with pytest.raises(UsageError, match="launcher=slurm: it runs the jobs of a sweep"):
-        train("launcher=slurm")
-    with pytest.raises(UsageError, match=r"unknown key 'sede'\. Did you mean 'seed'"):
-        train("sede=1")
-    with pytest.raises(UsageError, match=r"backbone.*nothing"):
-        train("backbone=nothing")
-    with pytest.raises(UsageError, match=r"seed=1,2 has several values: give one, .*\(from Python: a call for each\)"):
-        train("seed=1,2")
-    with pytest.raises(UsageError, match="-m cannot be understood: write key=value"):
-        train("-m", "seed=1,2")
+    for words, message in {
+        ("seed=-1",): "seed=-1",
+        ("launcher=slurm",): "launcher=slurm: it runs the jobs of a sweep",
+        ("backbone=nothing",): "backbone.*nothing",
+        ("-m", "seed=1,2"): "-m cannot be understood: write key=value",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            train(*words)
     assert list(Path("runs").iterdir()) == []
     for part in ("train/a", "test/b"):
         Path("my", part).mkdir(parents=True)

@@ -268,7 +268,6 @@ def test_the_command(cub, tmp_path):
     for wrong, text in {
         "archive=x": "dataset=",
         "dataset=cub archive=http://h/x?a=b": "write 'archive=\"http://h/x?a=b\"'",
-        "dataset=glyphs archive=x": "dataset=glyphs has no archive",
     }.items():
         done = run_entry("prepare.py", *wrong.split(), cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -98,8 +98,6 @@ def test_gpus_are_divided_into_slots(monkeypatch):
     assert gpus(1, 2) == ["0", "1"]
     assert gpus(2, 3) == ["0,1", "2,3", "0,1"]  # shared
     assert make_slots(0, 3) == [{JOBS_AT_ONCE: "3"}] * 3
-    with pytest.raises(UsageError, match=r"trainer\.devices=5: this host shows 4 GPUs"):
-        make_slots(5, None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")  # the user's names
     assert gpus(1, None) == ["3", "5"]

@@ -28,7 +28,7 @@ _ANY_TYPE = (
     "embed.precision",
 )
 _OPEN = ("logger", "callbacks", "regulariser")  # groups that take any key: each member is built by its `_target_`
-_KINDS: dict[Any, str] = {ListConfig: "a list", str: "a string", bool: "true or false", int: "a number"}
+_KINDS: dict[Any, str] = {ListConfig: "a list", str: "a string", bool: "true or false"}  # others are numbers
 
 
 def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
@@ -49,11 +49,8 @@ def check_types(cfg: DictConfig, default: DictConfig, place: str = "") -> None:
                 raise UsageError(f"{name}={given}: expected a group of keys ({', '.join(map(str, usual))}).")
             check_types(given, usual, f"{name}.")
             continue
-        kinds: tuple[type, ...] = (ListConfig,) if isinstance(usual, ListConfig) else (type(usual),)
-        if isinstance(usual, (int, float)) and not isinstance(usual, bool):
-            kinds = (int, float)  # the constructor checks which of them, and the range
-        if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in kinds):
-            raise UsageError(f"{name}={given}: expected {_KINDS.get(kinds[0], 'another type')}, as in {name}={usual}.")
+        if type(given) is not type(usual) and not {type(given), type(usual)} <= {int, float}:
+            raise UsageError(f"{name}={given}: expected {_KINDS.get(type(usual), 'a number')}, as in {name}={usual}.")
 
 
 def _check_against_defaults(cfg: DictConfig, config_name: str) -> None:
@@ -87,25 +84,15 @@ def check_use(cfg: DictConfig, config_name: str) -> None:
             raise UsageError(f"output={output}: expected a name that ends in .npz or .parquet.")
     if "rerank" in cfg:
         check_choice("rerank", cfg.rerank, RERANKINGS)
-    whole = {"k": 1, "port": 0, "max_pixels": 1, "data.eval_batch_size": 1, "data.num_workers": 0}
-    for key, minimum in whole.items():
-        if (value := OmegaConf.select(cfg, key)) is not None or key in keys:
-            check_int(key, value, minimum)
+    for key, minimum in {"k": 1, "port": 0, "max_pixels": 1}.items():
+        if key in keys:
+            check_int(key, cfg[key], minimum)
     if cfg.get("false_accept_rate") is not None:
         check_number("false_accept_rate", cfg.false_accept_rate, 0, maximum=1, exclusive=True)
     if "max_upload_mb" in cfg:
         check_number("max_upload_mb", cfg.max_upload_mb, 0, exclusive=True)
     if "embed" in cfg:
         cfg.embed.precision = str(cfg.embed.precision)
-
-
-# Arguments of the trainer that a run sets itself, and what to use instead.
-_OWN_TRAINER_KEYS = {
-    "callbacks": "add yours with +callbacks.NAME._target_=module.Class",
-    "logger": "choose with logger=..., or add yours with +logger.NAME._target_=module.Class",
-    "default_root_dir": "choose the run folder with run=NAME",
-    **dict.fromkeys(("plugins", "enable_checkpointing", "barebones"), "leave it out"),
-}
 
 
 def require_scored(cfg: DictConfig, what: str) -> None:
@@ -140,11 +127,7 @@ def check_config(cfg: DictConfig) -> None:
     """
     from hydra.utils import instantiate
 
-    from proxy_anchor.data.augment import COLOR_KEYS, CentralCrop, RandomColors, RandomCrops
     from proxy_anchor.data.bad_images import ON_BAD_IMAGE
-    from proxy_anchor.data.datamodule import check_cropping
-    from proxy_anchor.models.embedding_net import check_drop_path
-    from proxy_anchor.training.float32 import FLOAT32_PRECISIONS
     from proxy_anchor.training.optim import check_learning
 
     make_paths_absolute(cfg)
@@ -155,8 +138,7 @@ def check_config(cfg: DictConfig) -> None:
     check_choice("resume", cfg.resume, ["auto", "never"])
     check_int("embedding_dim", cfg.embedding_dim, 1)
     check_int("seed", cfg.seed, 0)
-    if cfg.seed >= 2**32:
-        raise UsageError(f"seed={cfg.seed}: expected a whole number below 2**32.")
+    check_number("seed", cfg.seed, 0, maximum=2**32 - 1)
     check_int("trainer.max_epochs", cfg.trainer.max_epochs, 1)
     check_int("trainer.check_val_every_n_epoch", cfg.trainer.check_val_every_n_epoch, 1)
     if cfg.trainer.max_epochs % cfg.trainer.check_val_every_n_epoch:
@@ -164,11 +146,20 @@ def check_config(cfg: DictConfig) -> None:
             f"trainer.check_val_every_n_epoch={cfg.trainer.check_val_every_n_epoch} does not divide trainer.max_epochs="
             f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
         )
-    _check_evaluations(cfg.trainer)
     _check_accelerator(cfg.trainer.accelerator)
-    for key, instead in _OWN_TRAINER_KEYS.items():
+    for key in ("max_steps", "max_time"):
+        if cfg.trainer.get(key) not in (None, -1) and cfg.trainer.check_val_every_n_epoch > 1:
+            raise UsageError(
+                f"trainer.{key}={cfg.trainer[key]} may end training in an epoch that trainer.check_val_every_n_epoch="
+                f"{cfg.trainer.check_val_every_n_epoch} leaves unevaluated. Set trainer.check_val_every_n_epoch=1."
+            )
+    for key in ("callbacks", "logger", "default_root_dir", "plugins", "val_check_interval"):
         if key in cfg.trainer:
-            raise UsageError(f"trainer.{key}: a run sets it itself; {instead}.")
+            raise UsageError(
+                f"trainer.{key}: a run sets it itself: leave it out. Callbacks and loggers are groups: add yours with "
+                "+callbacks.NAME._target_=module.Class, +logger.NAME._target_=module.Class."
+            )
+    check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
     check_choice("compile", cfg.compile, [False, True, "auto"])
     check_choice("trainer.deterministic", cfg.trainer.deterministic, [False, True, "warn"])
     if cfg.trainer.deterministic and cfg.trainer.benchmark:
@@ -176,25 +167,11 @@ def check_config(cfg: DictConfig) -> None:
             "deterministic=true and trainer.benchmark=true: cudnn.benchmark chooses kernels by timing, which is not "
             "reproducible. Add trainer.benchmark=false."
         )
-    if cfg.validation.name == "classes":
-        check_number("validation.fraction", cfg.validation.fraction, 0, maximum=1, exclusive=True)
-    if "seed" in cfg.validation:
-        check_int("validation.seed", cfg.validation.seed, 0)
     if cfg.trainer.gradient_clip_val is not None:
         check_number("trainer.gradient_clip_val", cfg.trainer.gradient_clip_val, 0, exclusive=True)
     if not str(cfg.run).strip() or cfg.run is None or ".." in Path(str(cfg.run)).parts:
         raise UsageError(f"run={cfg.run!r}: expected a name for the run folder below runs/.")
     check_choice("trainer.precision", cfg.trainer.precision, [32, "32-true", "bf16-mixed", "16-mixed"])
-    check_choice("float32_precision", cfg.float32_precision, FLOAT32_PRECISIONS)
-    for key in ("batch_size", "eval_batch_size"):
-        if cfg.data[key] is not None:
-            check_int(f"data.{key}", cfg.data[key], 1)
-    if cfg.data.images_per_class is not None:
-        check_int("data.images_per_class", cfg.data.images_per_class, 2)
-    check_number("dataset.label_noise", cfg.dataset.label_noise, 0, maximum=1)
-    check_int("dataset.label_noise_seed", cfg.dataset.label_noise_seed, 0)
-    check_choice("data.on_bad_image", cfg.data.on_bad_image, ON_BAD_IMAGE)
-    check_cropping(cfg.data.crop_on, cfg.data.cache, cfg.data.cache_side)
     loss = instantiate(cfg.loss, num_classes=2, embedding_dim=cfg.embedding_dim)
     for each in make_regularisers(cfg).values():
         each.check(loss)
@@ -204,33 +181,10 @@ def check_config(cfg: DictConfig) -> None:
             f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} of trainer.max_epochs={cfg.trainer.max_epochs}: "
             "the backbone would never move. Train longer, or set optimizer.warmup_epochs=0."
         )
-    images = cfg.dataset.images
-    RandomCrops(images.crop, images.scale, images.flip)
-    RandomColors(**{key: images[key] for key in COLOR_KEYS if key in images})
-    CentralCrop(images.crop, images.resize)
-    check_drop_path(cfg.backbone.drop_path)
-    check_choice("batch_norm", cfg.batch_norm, ["frozen_statistics", "frozen", "train"])
-    if cfg.batch_norm != "train" and not cfg.backbone.pretrained and cfg.backbone.weights is None:
+    if cfg.batch_norm.startswith("frozen") and not cfg.backbone.pretrained and cfg.backbone.weights is None:
         raise UsageError(
             "frozen batch norm needs pretrained weights: add batch_norm=train to backbone.pretrained=false."
         )
-
-
-def _check_evaluations(trainer: DictConfig) -> None:
-    """Raise UsageError for evaluations that no checkpoint belongs to."""
-    if (interval := trainer.get("val_check_interval")) not in (None, 1.0) or isinstance(interval, int):
-        raise UsageError(
-            f"trainer.val_check_interval={interval}: checkpoints are written at the end of an epoch, and their Recall "
-            "is measured there. Leave it out; trainer.check_val_every_n_epoch sets how many epochs apart."
-        )
-    if not isinstance(trainer.get("max_time"), str | None):
-        raise UsageError(f"trainer.max_time={trainer.max_time}: expected days, hours, minutes, seconds: 00:08:00:00.")
-    for key in ("max_steps", "max_time"):
-        if trainer.get(key) not in (None, -1) and trainer.check_val_every_n_epoch > 1:
-            raise UsageError(
-                f"trainer.{key}={trainer[key]} may end training in an epoch that trainer.check_val_every_n_epoch="
-                f"{trainer.check_val_every_n_epoch} leaves unevaluated. Set trainer.check_val_every_n_epoch=1."
-            )
 
 
 def _check_accelerator(name: object) -> None:

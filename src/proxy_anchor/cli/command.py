@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import runpy
 import sys
 from pathlib import Path
@@ -27,7 +26,8 @@ def main() -> None:
     if name in ("-h", "--help"):
         print("proxy-anchor NAME key=value ...   (proxy-anchor NAME --help lists its keys)\n")
         for each, file in known.items():
-            print(f"  {each:<10}{_summary(file)}")
+            summary = file.read_text(encoding="utf-8").splitlines()[0].strip('"')
+            print(f"  {each:<10}{summary}")
     elif name not in known:
         print(f"error: {unknown(name)}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
@@ -41,8 +41,3 @@ def unknown(name: str) -> str:
     """The error for a name that is no command."""
     known = entries()
     return f"{name} is no command; choose one of: {', '.join(known)}.{did_you_mean(name, known)}"
-
-
-def _summary(file: Path) -> str:
-    described = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return described.splitlines()[0].partition(":")[0]

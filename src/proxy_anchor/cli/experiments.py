@@ -19,8 +19,6 @@ from omegaconf import OmegaConf
 
 from proxy_anchor.errors import UsageError
 
-_REQUIRED = {"paper", "expect", "command", "duration", "memory"}
-_CONTRACT = re.compile(r"# @package _global_\n# .+\n((?:#.*\n)+)")
 _FIELD = re.compile(r"# (\w+): *(.*\n(?:#   .*\n)*)")
 _EXPECTED = re.compile(r"((?:\S+=\S+ )*)(R@\d+ \d+\.\d(?:, R@\d+ \d+\.\d)*)")
 
@@ -30,47 +28,40 @@ class Experiment:
     """A file of conf/experiment.
 
     Attributes:
-        fields: the contract's text by field.
+        labels: the tables and figures of the paper, by their labels in its source.
         expect: {overrides of a job, () in a single run: {K: the paper's Recall@K in percent}}.
         jobs: the overrides of each job as Hydra makes them, [()] for a single run.
         varied: the keys that a sweep varies.
     """
 
     name: str
-    fields: dict[str, str]
+    labels: list[str]
     expect: dict[tuple[str, ...], dict[int, float]]
     dataset: str
     jobs: tuple[tuple[str, ...], ...]
     varied: tuple[str, ...]
 
-    @property
-    def labels(self) -> list[str]:
-        """The tables and figures of the paper, by their labels in its source."""
-        return re.findall(r"(?:tab|fig):\w+", self.fields["paper"])
-
 
 def read_experiment(file: Path) -> Experiment:
     """Read one file. Raises UsageError, naming it, for a contract that is missing or not complete."""
     text = file.read_text(encoding="utf-8")
-    contract = _CONTRACT.match(text)
-    lines = contract[1] if contract else ""
-    fields = {name: re.sub(r"\n#? *", "\n", value).strip() for name, value in _FIELD.findall(lines)}
-    if not _REQUIRED <= fields.keys() <= {*_REQUIRED, "note"} or _FIELD.sub("", lines):
+    contract = text.partition("\ndefaults:")[0] + "\n"
+    fields = {name: re.sub(r"\n#? *", "\n", value).strip() for name, value in _FIELD.findall(contract)}
+    lines = [_EXPECTED.fullmatch(line) for line in fields.get("expect", "").splitlines()]
+    dataset = re.search(r"^  - override /dataset: (\w+)", text, re.M)
+    if not ("paper" in fields and lines and all(lines) and dataset):
         raise UsageError(
-            f"{file}: expected '# @package _global_', a title and '# FIELD: ...' for each of "
-            f"{', '.join(sorted(_REQUIRED))} and, optionally, note; found {', '.join(fields) or 'none'}."
+            f"{file}: expected a contract in comments at the top, as in conf/experiment/cub_batch_size.yaml, and "
+            "defaults that hold 'override /dataset: NAME'."
         )
+    labels = re.findall(r"(?:tab|fig):\w+", fields["paper"])
     expect = {}
-    for line in fields["expect"].splitlines():
-        if not (found := _EXPECTED.fullmatch(line)):
-            raise UsageError(f"{file}: expect: {line!r}; expected '[key=value ...] R@1 68.4, R@2 79.2, ...'.")
-        recall = re.findall(r"R@(\d+) ([\d.]+)", found[2])
-        expect[tuple(found[1].split())] = {int(k): float(value) for k, value in recall}
-    if not (dataset := re.search(r"^  - override /dataset: (\w+)", text, re.M)):
-        raise UsageError(f"{file}: expected defaults that hold 'override /dataset: NAME'.")
+    for overrides, recalls in (line.groups() for line in lines if line):
+        found = re.findall(r"R@(\d+) ([\d.]+)", recalls)
+        expect[tuple(overrides.split())] = {int(k): float(value) for k, value in found}
     params = OmegaConf.select(OmegaConf.load(file), "hydra.sweeper.params") or {}
     choices = [[f"{key}={value}" for value in re.split(r",(?![^{]*})", str(params[key]))] for key in params]
-    return Experiment(file.stem, fields, expect, dataset[1], tuple(product(*choices)), tuple(params))
+    return Experiment(file.stem, labels, expect, dataset[1], tuple(product(*choices)), tuple(params))
 
 
 def read_experiments(folder: Path) -> list[Experiment]:

@@ -246,10 +246,6 @@ def forget_last_run() -> None:
     STARTED = time.monotonic()
 
 
-def _is_wanted(record: logging.LogRecord) -> bool:
-    return record.levelno > logging.INFO or "Profiler Report" in record.getMessage()  # of trainer.profiler
-
-
 def quieten() -> None:
     """Silence Lightning's start-up lines and its warnings about how this package uses a run folder."""
     # The packages set the levels of their own root loggers when they are imported, later than this.
@@ -258,7 +254,7 @@ def quieten() -> None:
         "lightning_fabric.utilities.rank_zero",
         "lightning_fabric.utilities.distributed",
     ):
-        logging.getLogger(name).addFilter(_is_wanted)
+        logging.getLogger(name).setLevel(logging.WARNING)
     for text in (
         r"Experiment logs directory .* exists",
         r"Checkpoint directory .* exists",

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from proxy_anchor.cli.command import CONF
-from proxy_anchor.errors import UsageError, did_you_mean
+from proxy_anchor.errors import UsageError, did_you_mean, reason_of
 
 USER_ERRORS = (UsageError, HydraException, OmegaConfBaseException, OSError)
 
@@ -36,9 +36,7 @@ def one_line(error: BaseException) -> str:
                 return lines[-1].removeprefix(f"{type(link).__module__}.{type(link).__name__}: ")
             return " ".join(lines)  # a name may hold line breaks
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and isinstance(link.parent_node, DictConfig):
-            key = str(link.full_key)
-            taken_away = not isinstance(error, HydraException) and (Path(CONF) / key).is_dir()  # ~loss, no override
-            return _needed(key) if taken_away else _unknown_key(key, link.parent_node)
+            return _unknown_key(str(link.full_key), link.parent_node)
         if isinstance(link, MissingConfigException) and "/" in str(link.missing_cfg_file):
             return _unknown_choice(*str(link.missing_cfg_file).split("/", 1))
         if isinstance(link, MissingMandatoryValue):
@@ -46,12 +44,13 @@ def one_line(error: BaseException) -> str:
         if isinstance(link, OverrideParseException):
             return f"{link.override} cannot be understood: write {quoted(link.override)}."
         if isinstance(link, InstantiationException):  # its cause has the message
-            return str(chain[-1]).strip().splitlines()[0]
+            return reason_of(chain[-1])
         if isinstance(link, OSError) and link.errno in _REPAIRS:
             return f"{link.filename or 'a file'}: {link.strerror}: {_REPAIRS[link.errno]}."
     text = str(error).strip()
     if match := re.match(r"You must specify '(?P<group>\w+)'", text):  # Hydra's error has no attributes
-        return _needed(match["group"])
+        group = match["group"]
+        return f"{group} is needed: add {group}=NAME, one of: {', '.join(_choices(group))}."
     if match := re.match(r"Ambiguous value for argument '(?P<given>.*)'", text):
         given = match["given"]
         return (
@@ -99,10 +98,6 @@ def _choices(group: str) -> list[str]:
     return sorted(file.stem for file in (Path(CONF) / group).glob("*.yaml"))
 
 
-def _needed(group: str) -> str:
-    return f"{group} is needed: add {group}=NAME, one of: {', '.join(_choices(group))}."
-
-
 def _unknown_choice(group: str, name: str) -> str:
     known = _choices(group)
     if group == "backbone":
@@ -123,8 +118,6 @@ _KNOWN = {  # pattern in the message of torch or Lightning: what is said instead
     "or set compile=false.",
     r"DataLoader worker \(pid": "a worker process that reads images was killed, often because memory (or /dev/shm) was "
     "full: set a smaller data.num_workers; the same command with run=NAME continues the run.",
-    "backward through the graph a second time": "the loss keeps tensors of an earlier step with their graph: detach "
-    "them there, or choose another loss.",
 }
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli.checks import check_config
@@ -30,17 +29,7 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
     if is_distributed() or (cfg.trainer.devices == 1 and cfg.trainer.get("num_nodes", 1) == 1):
         return 1
     check_config(cfg)
-    given = cfg.trainer.get("strategy", "auto")
-    if isinstance(given, str) and given != "auto" and not given.startswith("ddp"):
-        raise _only_ddp(cfg)  # before the trainer refuses it with another repair
-    try:
-        trainer = _bare_trainer(cfg, folder)
-    except InstantiationException as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise UsageError(
-            f"trainer.devices={cfg.trainer.devices} is not possible here: {reason} Set trainer.devices=1, or as many "
-            "as there are."
-        ) from error
+    trainer = _bare_trainer(cfg, folder)
     _check_strategy(cfg, trainer)
     if cfg.resume == "auto" and read_result(folder) is not None:
         return 1  # this process reports that the run is finished
@@ -61,16 +50,10 @@ def ranks_to_start(cfg: DictConfig, folder: Path) -> int:
 def check_processes(cfg: DictConfig, trainer: pl.Trainer) -> None:
     """Raise UsageError for processes that cannot train together as one would."""
     _check_strategy(cfg, trainer)
-    if trainer.world_size == 1:
+    if trainer.world_size == 1 or not HydraConfig.initialized():
         return
-    cluster: Any = trainer.strategy
-    if not cluster.cluster_environment.creates_processes_externally:
-        raise UsageError(
-            f"trainer.devices={cfg.trainer.devices}: only the command `python src/train.py` starts a process for each "
-            "device; use devices=1 here."
-        )
     # torchrun and srun compose the config in each process, each with its own time in the default name.
-    if HydraConfig.initialized() and not any(each.startswith("run=") for each in HydraConfig.get().overrides.task):
+    if not any(each.startswith("run=") for each in HydraConfig.get().overrides.task):
         raise UsageError(
             "run is needed where torchrun or srun starts the processes: add run=NAME, their common folder."
         )
@@ -95,15 +78,11 @@ def _check_strategy(cfg: DictConfig, trainer: pl.Trainer) -> None:
         return
     forked = any(each in str(cfg.trainer.strategy) for each in ("spawn", "fork", "notebook"))
     if type(trainer.strategy) not in (DDPStrategy, LeanDDP) or forked:
-        raise _only_ddp(cfg)
+        raise UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
     if cfg.trainer.use_distributed_sampler:
         raise UsageError("trainer.use_distributed_sampler=true would replace the order of the batches: leave it out.")
     if cfg.data.batch_size is not None:
         check_divisible(cfg.data.batch_size, trainer.world_size)
-
-
-def _only_ddp(cfg: DictConfig) -> UsageError:
-    return UsageError(f"trainer.strategy={cfg.trainer.strategy}: several devices train with trainer.strategy=ddp.")
 
 
 def _bare_trainer(cfg: DictConfig, folder: Path) -> pl.Trainer:
@@ -194,13 +173,12 @@ def _keep_chosen(cfg: DictConfig, made: dict[str, Any]) -> None:
 def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
     """Raise FolderTaken where the run in `folder` has other settings. moved: its images may be in another place."""
     file = folder / "config.yaml"
-    if not file.is_file():
-        raise FolderTaken(f"{folder} has no config.yaml to say which run it holds: choose another run=NAME.")
     try:
         made: Any = OmegaConf.to_container(OmegaConf.load(file))
     except Exception as error:  # the YAML parser has several kinds, and bytes that are no text another
         raise FolderTaken(
-            f"{file} is damaged and does not say which run it holds: choose another run=NAME, or remove that folder."
+            f"{file} is damaged or missing and does not say which run the folder holds: choose another run=NAME, or "
+            "remove that folder."
         ) from error
     _keep_chosen(cfg, made)
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)

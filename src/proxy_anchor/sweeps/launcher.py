@@ -186,7 +186,7 @@ def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]
     """The environment of each of the jobs that run in parallel on this host.
 
     devices: GPUs per job; None or 0: jobs on the CPU. at_once: number of jobs, which share GPUs if there are too few;
-    None: as many as there are GPUs for, at least one. Raises UsageError where one job needs more GPUs than there are.
+    None: as many as there are GPUs for, at least one.
     """
     import torch
 
@@ -195,8 +195,6 @@ def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]
     count = torch.cuda.device_count() if devices else 0
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = [str(each) for each in range(count)] if named is None else named.replace(" ", "").split(",")[:count]
-    if devices and 0 < count < devices:
-        raise UsageError(f"trainer.devices={devices}: this host shows {count} GPUs; choose at most that many.")
     parts = [gpus[first : first + (devices or 1)] for first in range(0, count - (devices or 1) + 1, devices or 1)]
     visible: list[dict[str, str]] = [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts] or [{}]
     at_once = at_once or len(visible)
