@@ -53,7 +53,7 @@ TRAIN = {
     "recall_k=[1,9999]": "K=9999 is larger than the gallery",
 }
 if not torch.cuda.is_available():
-    TRAIN["trainer=gpu"] = "finds no GPU on this machine. Set trainer.accelerator=cpu"
+    TRAIN["trainer.accelerator=gpu"] = "finds no GPU on this machine. Set trainer.accelerator=cpu"
 COMPARE = {
     "losses=[proxy_anchor,triplett]": "loss=triplett is not known",
     "losses=triplet": "losses=triplet: expected a list",
