@@ -47,12 +47,12 @@ def main() -> None:
     make_photographs(root / "photographs", given.different, *given.size)
     photographs = sorted((root / "photographs").iterdir())
     sets = (
-        ("Ebay_train.txt", "made_up_train_final", EXPECTED.train, EXPECTED.train_classes, 1),
-        ("Ebay_test.txt", "made_up_test_final", EXPECTED.query, EXPECTED.test_classes, 1_000_000),
+        ("Ebay_train.txt", "made_up_train_final", *EXPECTED["train"], 1),
+        ("Ebay_test.txt", "made_up_test_final", *EXPECTED["query"], 1_000_000),
     )
     for name, folder, images, classes, first in sets:
         write_list(root, name, folder, round(given.share * images), round(given.share * classes), first, photographs)
-    print(f"{root}: {round(given.share * (EXPECTED.train + EXPECTED.query)):,} images")
+    print(f"{root}: {round(given.share * sum(images for images, _ in EXPECTED.values())):,} images")
 
 
 if __name__ == "__main__":

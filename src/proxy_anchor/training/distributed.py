@@ -3,8 +3,7 @@
 Gradients are averaged over W ranks. Every rank computes the loss L of the global batch, so
 - every rank has the whole gradient of the proxies, and so has their mean;
 - the backward pass of the gather sums an embedding's gradient over the W losses, W x dL/dx; the mean over ranks, only
-  one
-  of which made that embedding, is dL/dx again.
+  one of which made that embedding, is dL/dx again.
 Backbone, head and proxies therefore move as in one process, without a correction factor.
 """
 

@@ -145,7 +145,7 @@ def many_pixels() -> bytes:
     ("content", "kind", "status", "reason"),
     [
         (b"no image", "image/png", 200, "no image of a known format"),
-        (b"", "image/png", 200, "empty"),
+        (b"", "image/png", 200, "no image of a known format"),
         (many_pixels(), "image/png", 200, "100 x 100 pixels; at most 5,000"),
         (bytes(60_000), "image/png", 413, "larger than 0.05 MB"),
         (b"x=1", "application/x-www-form-urlencoded", 415, "expected an image"),

@@ -33,12 +33,12 @@ def test_before_training_and_after_each_epoch(
     assert recall.history[0].recall == by_hand
     assert by_hand[1] < by_hand[4]
     assert recall.history[0].train_loss is None
-    assert recall.monitor == "test/recall_at_1"
     trainer.fit(learner, data)
     by_hand = recall_at_k(embed(learner, data.eval_images[0]), data.eval_images[0].labels, (1, 2, 4), engine="torch")
     assert [result.epoch for result in recall.history] == [0, 1, 2]
     assert recall.history[2].recall == by_hand
     assert float(trainer.callback_metrics["test/recall_at_2"]) == pytest.approx(by_hand[2])
+    assert float(trainer.callback_metrics["selecting_recall"]) == pytest.approx(by_hand[1])
     assert all(result.train_loss > 0 and result.train_seconds > 0 for result in recall.history[1:])
     printed = capsys.readouterr().out
     assert f"epoch 2/2: loss {recall.history[2].train_loss:.3f}  {format_recall(by_hand)}" in printed
