@@ -366,6 +366,13 @@ class TestRecallAtKClass:
             metric.compute()
         assert self.feed(metric, x, labels, [32]).compute() == named(recall_at_k(x, labels, 1))
 
+    def test_forward_adds_a_batch(self) -> None:
+        x, labels = rows(40, 8), torch.arange(40) % 7
+        metric = RecallAtK((1, 30), num_images=40)
+        assert metric(x[:20], labels[:20]) is None  # the batch has no 30 neighbours
+        metric.update(x[20:], labels[20:])
+        assert metric.compute() == named(recall_at_k(x, labels, (1, 30)))
+
     def test_refusals(self) -> None:
         with pytest.raises(UsageError, match="engine=fiass"):
             RecallAtK(engine="fiass")

@@ -26,7 +26,8 @@ class RecallAtK(Metric):
     dims: numbers of leading dimensions to search alone, in addition to the whole embeddings.
 
     `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank, and "recall_at_1_dim64" for 64 in
-    `dims`. Every rank needs at least one row.
+    `dims`. `forward` adds a batch as `update` does and returns nothing: the Recall of a batch says little, and K may be
+    larger than it. Every rank needs at least one row.
 
     exclude_self: gallery rows of a query's dataset index are that query's own, and never its neighbours; every query
     needs one. Among equal similarities the queries' own rows come before the other gallery rows.
@@ -62,6 +63,10 @@ class RecallAtK(Metric):
         resolve_engine(engine, max(self.ks))  # a missing faiss is reported before the first epoch
         for name in ("embeddings", "labels", "indices", "in_gallery"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        """Add a batch, see `update`."""
+        self.update(*args, **kwargs)
 
     def update(
         self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, *, is_gallery: bool = False
