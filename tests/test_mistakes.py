@@ -26,6 +26,8 @@ TRAIN = {
     "embedding_dim=0": "embedding_dim=0: expected a whole number of at least 1",
     "trainer.precision=8": "choose one of: 32, 32-true, bf16-mixed, 16-mixed",
     "recall_k=[0]": "recall_k=0",
+    "data.eval_batch_size=-1": "data.eval_batch_size=-1: expected a whole number of at least 1",
+    "dataset=folder dataset.csv=none.csv": "none.csv cannot be read",
     "recall_k=[]": "recall_k is empty",
     "~loss": "unknown key 'loss'",
     "seed=1,2": "seed=1,2 has several values: give one, add -m to a command for a sweep (from Python: a call for each)",

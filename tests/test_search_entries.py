@@ -71,7 +71,7 @@ def test_search_commands(here: Path, run: Callable) -> None:
     assert len(answer["hits"]) == 5
     assert answer["class"] in os.listdir(here / "my_pictures")
     page = (here / "runs/first/search.html").read_text()
-    assert page.count("<img") == 6
+    assert page.count("<img") == page.count('src="data:image/') == 6  # the query and its hits
     first_hit = Path(answer["hits"][0]["name"])
     assert str(first_hit.parent.parent) == str(here / "my_pictures")
     for text in (printed, page):  # below the gallery; in the JSON file whole

@@ -140,6 +140,14 @@ def test_training_needs_two_classes() -> None:
         config.fit_to_images(compose_train("dataset=folder"), Splits("own", one, one), RecallCallback(1))
 
 
+@pytest.mark.parametrize("k", ["0", "1", "2.5", "x"])
+def test_images_per_class_that_make_no_batch_are_refused(k):
+    [table] = make_tables([(Path(f"{number}.png"), str(number % 4)) for number in range(16)])
+    cfg = compose_train("dataset=folder", f"data.images_per_class={k}")
+    with pytest.raises(UsageError, match=rf"data.images_per_class='?{k}'?: expected a whole number of at least 2"):
+        config.fit_to_images(cfg, Splits("own", table, table), RecallCallback(1))
+
+
 def test_what_was_chosen_is_kept_on_every_rank(tmp_path, monkeypatch) -> None:
     arguments, told = ["dataset=folder", "dataset.root=.", "trainer=cpu"], []
     OmegaConf.save(compose_train(*arguments, "data.batch_size=6"), tmp_path / "config.yaml", resolve=True)

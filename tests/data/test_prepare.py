@@ -192,13 +192,13 @@ def test_a_folder_that_holds_something_else_is_left_alone(cub, root, tmp_path):
 
 def test_killed_while_unpacking_and_again(cub, root, tmp_path, monkeypatch):
     archive = pack(cub, tmp_path / "birds.tgz")
-    unpack = shutil.unpack_archive
+    unpack = tarfile.TarFile.extractall
 
     def die(*arguments, **named):
         unpack(*arguments, **named)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(shutil, "unpack_archive", die)
+    monkeypatch.setattr(tarfile.TarFile, "extractall", die)
     child = multiprocessing.get_context("fork").Process(target=make, args=(root, archive))
     child.start()
     child.join()
@@ -246,6 +246,15 @@ def test_links_that_lead_out_and_devices_are_refused(kind, target, cub, root, tm
     archive = pack(cub, tmp_path / "x", "tar")
     add(archive, "link", kind, target)
     assert "'link'" in refused(root, archive)
+
+
+def test_a_changed_byte_of_a_compressed_archive_is_found(cub, root, tmp_path):
+    (cub / "CUB_200_2011" / "stored").write_bytes(os.urandom(2**18))  # cannot be compressed, as images cannot
+    packed = pack(cub, tmp_path / "x", "gztar")
+    content = bytearray(packed.read_bytes())
+    content[len(content) // 2] ^= 1
+    packed.write_bytes(content)
+    assert "is damaged, cut off or encrypted" in refused(root, packed)
 
 
 @pytest.mark.parametrize("form", ["gztar", "zip"])

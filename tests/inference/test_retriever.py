@@ -310,5 +310,7 @@ def test_the_first_dimensions_alone_are_searched(make_checkpoint: Callable, gall
     assert len(Retriever.from_pretrained(checkpoint, num_workers=0, dim=4).load(tmp_path / "index")) == 15
     with pytest.raises(UsageError, match=r"made by another model \(\w+-dim4, "):
         whole.load(tmp_path / "index")
+    with pytest.raises(UsageError, match=r"num_workers=-1: expected a whole number of at least 0"):
+        Retriever.from_pretrained(checkpoint, num_workers=-1)
     with pytest.raises(UsageError, match=r"dim=17: expected a finite number of at least 1 and at most 16"):
         Retriever.from_pretrained(checkpoint, dim=17)

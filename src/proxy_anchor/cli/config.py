@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from proxy_anchor.errors import UsageError, counted
+from proxy_anchor.errors import UsageError, check_int, counted
 from proxy_anchor.utils import CLASSES_FILE, is_distributed, rank, write_json
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def fit_to_images(cfg: DictConfig, splits: Splits, recall: RecallCallback, *, nu
             room = min(each.total_memory for each in gpus) / 2**30 / _GPU_GIB
             most.append(num_ranks * int(room * (224 / cfg.dataset.images.crop) ** 2))
         if data.images_per_class is not None:
+            check_int("data.images_per_class", data.images_per_class, 2)
             k = data.images_per_class = min(data.images_per_class, max(2, len(train) // train.num_classes))
             least, num_ranks = 2 * k, math.lcm(k, num_ranks)
             most.append(k * train.num_classes)

@@ -44,7 +44,7 @@ def one_line(error: BaseException) -> str:
         if isinstance(link, OverrideParseException):
             return f"{link.override} cannot be understood: write {quoted(link.override)}."
         if isinstance(link, InstantiationException):  # its cause has the message
-            return reason_of(chain[-1])
+            return reason_of(next((each for each in chain if isinstance(each, UsageError)), chain[-1]))
         if isinstance(link, OSError) and link.errno in _REPAIRS:
             return f"{link.filename or 'a file'}: {link.strerror}: {_REPAIRS[link.errno]}."
     text = str(error).strip()

@@ -95,6 +95,8 @@ class ImageDataModule(pl.LightningDataModule):
         super().__init__()
         if num_workers is not None:
             check_int("data.num_workers", num_workers, 0)
+        if eval_batch_size is not None:
+            check_int("data.eval_batch_size", eval_batch_size, 1)
         check_cropping(crop_on, cache, cache_side)
         check_choice("data.on_bad_image", on_bad_image, ON_BAD_IMAGE)
         self.splits, self.on_bad_image = splits, on_bad_image

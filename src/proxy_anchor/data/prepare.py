@@ -124,15 +124,19 @@ def _verify(file: Path) -> None:
 def _unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive into `folder`, or copy a list.
 
-    Nothing is written outside `folder`, see `shutil.unpack_archive`. Raises UsageError for an encrypted, damaged or
-    unknown archive.
+    Nothing is written outside `folder`, see `shutil.unpack_archive` and tarfile's filter "data". Raises UsageError for
+    an encrypted, damaged or unknown archive.
     """
     print(f"unpacking {archive.name}", flush=True)
     try:
         if zipfile.is_zipfile(archive):
             shutil.unpack_archive(archive, folder, "zip")
         elif tarfile.is_tarfile(archive):
-            shutil.unpack_archive(archive, folder, "tar", filter="data")
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+                # tarfile stops before the checksum at the end of a compressed file.
+                while tar.fileobj is not None and tar.fileobj.read(2**20):
+                    pass
         elif archive.suffix.lower() in _LISTS:
             shutil.copyfile(archive, folder / archive.name)
         else:

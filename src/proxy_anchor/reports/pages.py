@@ -155,7 +155,8 @@ def write_search_page(
         tiles = [_tile(query, "query", "query", query.name, verdict)]
         for hit in hits:
             state, word = ("hit", "match ") if hit.is_match else ("", "")  # a word in addition to the colour
-            tiles.append(_tile(hit.name, state, f"{word}{hit.similarity:.3f}", hit.label, hit.name))
+            picture = retriever.items[hit.id].name  # the name of a hit may be shortened
+            tiles.append(_tile(picture, state, f"{word}{hit.similarity:.3f}", hit.label, hit.name))
         rows.append(tiles)
     threshold = retriever.threshold and retriever.threshold.describe()
     write_text(file, render("search.html", threshold=threshold, queries=rows))
