@@ -43,7 +43,7 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     found = retriever.search_embeddings(done.embeddings, cfg.k, reranking=cfg.rerank)
     names = [item.name for item in retriever.items.values()]
     root = os.path.dirname(os.path.commonprefix(names))  # noqa: RUF071  (any names)
-    shown = [[replace(hit, name=hit.name.removeprefix(f"{root}{os.sep}")) for hit in hits] for hits in found]
+    shown = [[replace(hit, name=hit.name.removeprefix(root and f"{root}{os.sep}")) for hit in hits] for hits in found]
     rows, listed = [], []
     for path, hits, short in zip(queries, found, shown, strict=True):
         label, share = vote(hits)

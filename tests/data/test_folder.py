@@ -91,6 +91,7 @@ def test_classes_that_select_the_epoch_are_none_of_training_s(tmp_path):
     assert "20 classes train, 5 others select the epoch (validation=test: none) and 15 other" in divided.notice
     assert load_folder(root, validation_share=0.25, test_fraction=0.45).validation is None  # too few to divide
     assert load_folder(root, validation_share=1).query.num_classes == 2
+    assert load_folder(root, validation_share=0.01).validation.num_classes == 2
     make_classes(tmp_path / "named" / "train", *"ab")
     make_classes(tmp_path / "named" / "test", *map(str, range(20)))
     assert load_folder(tmp_path / "named", validation_share=0.5).validation is None
@@ -279,7 +280,7 @@ ROLES = "path,label,split,role\nred0.jpg,red,train,\n"
     [
         (b"", "is not a well-formed CSV file (No columns"),
         (b"path,label\n", "lists no images"),
-        (b"path,label\nred0.jpg,\xe9t\xe9\n", "cannot be read as UTF-8"),
+        (b"path,label\nred0.jpg,\xe9t\xe9\n", "cannot be read (.utf-8"),
         (PLAIN.replace("path,label", "path,labl"), "first line is path,labl; expected path,label[,split][,role]"),
         (PLAIN.replace("path,label", "path,label,wieght"), "first line is path,label,wieght; expected"),
         (PLAIN.replace("path,label", "label,split"), "first line is label,split; expected"),

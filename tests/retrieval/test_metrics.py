@@ -290,6 +290,10 @@ class TestArguments:
         with pytest.raises(UsageError, match="k="):
             recall_at_k(rows(20), torch.arange(20), k)  # type: ignore[arg-type]
 
+    def test_k_larger_than_the_gallery(self) -> None:
+        with pytest.raises(UsageError, match="K=20 is larger than the gallery"):
+            recall_at_k(rows(20), torch.arange(20), 20)
+
     def test_shapes_that_disagree(self) -> None:
         x, labels = rows(20), torch.arange(20)
         with pytest.raises(UsageError, match="20 query embeddings but 19 labels"):

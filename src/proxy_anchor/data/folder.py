@@ -209,7 +209,7 @@ def _read_list(file: Path) -> pd.DataFrame:
             "closed, or a value with a comma that is not in double quotes."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"dataset.csv={file} cannot be read as UTF-8 ({error}).") from error
+        raise UsageError(f"dataset.csv={file} cannot be read ({error}).") from error
     cells = cells.apply(lambda column: column.str.strip())
     cells.index += 1
     cells.columns = [name.lower() for name in cells.iloc[0]]
@@ -236,7 +236,9 @@ def _split_classes(
         )
     random.Random(split_seed).shuffle(classes)
     num_test = min(max(2, round(len(classes) * test_fraction)), len(classes) - 2)
-    num_selecting = min(round(num_test * validation_share), num_test - 2) if num_test >= _LEAST_TO_DIVIDE else 0
+    num_selecting = 0
+    if validation_share and num_test >= _LEAST_TO_DIVIDE:
+        num_selecting = min(max(2, round(num_test * validation_share)), num_test - 2)
     ends = (0, num_selecting, num_test, len(classes))
     parts = [set(classes[start:end]) for start, end in itertools.pairwise(ends)]
     selecting, test, train = ([row for row in rows if row[1] in part] for part in parts)

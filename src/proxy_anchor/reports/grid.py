@@ -10,9 +10,11 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from proxy_anchor.data.images import read_rgb
+from proxy_anchor.errors import UsageError
 
 # The assignment takes time with the cube of the cells: seconds for 2,500, minutes for 10,000.
 MAX_IMAGES = 2500
+MAX_SIDE_PX = 16384
 
 
 def snap_to_grid(places: np.ndarray) -> np.ndarray:
@@ -35,9 +37,13 @@ def snap_to_grid(places: np.ndarray) -> np.ndarray:
 def grid_picture(paths: Sequence[Path], cells: np.ndarray, *, tile: int = 64) -> Image.Image:
     """The central square of each image in its cell, `tile` pixels wide.
 
-    Raises UsageError for an image that cannot be read.
+    Raises UsageError when the picture would be wider than MAX_SIDE_PX, or for an image that cannot be read.
     """
     side = int(cells.max()) + 1
+    if side * tile > MAX_SIDE_PX:
+        raise UsageError(
+            f"tile={tile}: {side} cells would be {side * tile} pixels; take at most {MAX_SIDE_PX // side}."
+        )
     page = Image.new("RGB", (side * tile, side * tile), "white")
     for path, (column, row) in zip(paths, cells.tolist(), strict=True):
         page.paste(ImageOps.fit(read_rgb(path), (tile, tile)), (column * tile, (side - 1 - row) * tile))

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -285,6 +285,7 @@ def recall_check(file: Path) -> GradientCheck | None:
 
 
 def remember_check(file: Path, check: GradientCheck) -> None:
-    """Write a passed check for later starts."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, check._asdict())
+    """Write a passed check for later starts, unless the folder cannot be written."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, check._asdict())

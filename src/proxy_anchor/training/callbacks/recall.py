@@ -16,6 +16,7 @@ from proxy_anchor.errors import UsageError, check_int
 from proxy_anchor.retrieval.metrics import num_queries_without_positive
 from proxy_anchor.retrieval.recall_at_k import RecallAtK
 from proxy_anchor.retrieval.rows import check_k
+from proxy_anchor.training.distributed import decided_by_first
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class EpochResult:
     epoch: 0 before training. train_seconds + eval_seconds is the whole epoch; search_seconds is the part of
     eval_seconds after the last image was embedded.
 
-    recall: {K: share of queries, in [0, 1]} on the searched classes. validation: the same on held-out training classes,
+    recall: {K: share of queries, in [0, 1]} on the searched classes. validation: the same on held-out classes,
     None without. train_loss: the logged `train/loss_epoch`, mean over the epoch's batches; None before training.
     """
 
@@ -197,7 +198,10 @@ class RecallCallback(pl.Callback):
             torch.cuda.synchronize(pl_module.device)  # embedding must not count as search
         search_start = time.perf_counter()
         values = {name: metric.compute() for name, metric in self.metrics.items()}
-        recall = {name: {k: float(each[f"recall_at_{k}"]) for k in self.k} for name, each in values.items()}
+        # All take the first rank's numbers: what is decided by them has to be the same on all.
+        recall = decided_by_first(
+            lambda: {name: {k: float(each[f"recall_at_{k}"]) for k in self.k} for name, each in values.items()}
+        )
         end = time.perf_counter()
         training = trainer.state.fn == "fit"
         searched = next(iter(recall))
