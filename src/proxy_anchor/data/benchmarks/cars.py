@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from proxy_anchor.data.benchmarks.lists import find_below
-from proxy_anchor.data.table import Splits, make_tables, require_benchmark
+from proxy_anchor.data.table import Splits, make_splits, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = {"train": (8054, 98), "query": (8131, 98)}
@@ -38,10 +38,8 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
     names = _class_names(root)
     train = [(path, names.get(label, str(label))) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, names.get(label, str(label))) for path, label in rows if label > _LAST_TRAIN_CLASS]
-    [train_table], [test_table] = make_tables(train), make_tables(test)
-    return require_benchmark(
-        Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
-    )
+    splits = make_splits("cars", train, test)
+    return require_benchmark(splits, EXPECTED, allow_partial=allow_partial, verify_files=verify_files)
 
 
 def _load(file: Path) -> dict[str, Any]:
