@@ -95,7 +95,14 @@ class ImageDataModule(pl.LightningDataModule):
         super().__init__()
         if num_workers is not None:
             check_int("data.num_workers", num_workers, 0)
-        check_cropping(crop_on, cache, cache_side)
+        check_choice("data.crop_on", crop_on, CROP_ON)
+        check_choice("data.cache", cache, CACHE)
+        if crop_on == "cpu" and cache == "gpu":
+            raise UsageError(
+                "data.crop_on=cpu crops in worker processes, which cannot read data.cache=gpu: set ram or disk."
+            )
+        if crop_on == "gpu" and cache == "none":
+            raise UsageError("data.crop_on=gpu crops cached images: set data.cache=auto, gpu, ram or disk.")
         check_choice("data.on_bad_image", on_bad_image, ON_BAD_IMAGE)
         self.splits, self.on_bad_image = splits, on_bad_image
         self.batch_size = batch_size
@@ -286,16 +293,3 @@ def _leave_process_group(worker: int) -> None:
     """
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-
-
-def check_cropping(crop_on: str, cache: str, cache_side: int | None) -> None:
-    """Raise UsageError for unknown or contradictory values of `data`."""
-    check_choice("data.crop_on", crop_on, CROP_ON)
-    check_choice("data.cache", cache, CACHE)
-    Shrunk(cache_side)
-    if crop_on == "cpu" and cache == "gpu":
-        raise UsageError(
-            "data.crop_on=cpu crops in worker processes, which cannot read data.cache=gpu: set ram or disk."
-        )
-    if crop_on == "gpu" and cache == "none":
-        raise UsageError("data.crop_on=gpu crops cached images: set data.cache=auto, gpu, ram or disk.")
