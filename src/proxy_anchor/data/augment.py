@@ -159,16 +159,12 @@ class RandomCrops:
 
         # Otherwise the centre of the image, cropped to the nearest allowed ratio.
         wide, tall = widths / heights > _RATIO[1], widths / heights < _RATIO[0]
-        h = np.where(found, tried_h[every, first], np.where(tall, np.rint(widths / _RATIO[0]), heights)).astype(
-            np.int64
-        )
-        w = np.where(found, tried_w[every, first], np.where(wide, np.rint(heights * _RATIO[1]), widths)).astype(
-            np.int64
-        )
+        h = np.where(found, tried_h[every, first], np.where(tall, np.rint(widths / _RATIO[0]), heights))
+        w = np.where(found, tried_w[every, first], np.where(wide, np.rint(heights * _RATIO[1]), widths))
         y, x, mirror = numbers[:, -3:].T
-        top = np.where(found, np.floor(y * (heights - h + 1)), (heights - h) // 2).astype(np.int64)
-        left = np.where(found, np.floor(x * (widths - w + 1)), (widths - w) // 2).astype(np.int64)
-        return np.stack([top, left, h, w, mirror < self.flip], axis=1)
+        top = np.where(found, np.floor(y * (heights - h + 1)), (heights - h) // 2)
+        left = np.where(found, np.floor(x * (widths - w + 1)), (widths - w) // 2)
+        return np.stack([top, left, h, w, mirror < self.flip], axis=1).astype(np.int64)  # all are whole numbers
 
     def __call__(self, image: Image.Image, epoch: int, row: int) -> Tensor:
         """Crop of image `row` in this epoch: uint8 (3, crop, crop)."""
