@@ -335,7 +335,7 @@ def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
     cached = Shrunk()
     sizes = kept_sizes(table, cached, 0)
     values = torch.empty(3 * int(sizes.prod(1).sum()), dtype=torch.uint8)
-    decode_into(values, table, cached, 0)
+    decode_into(values, table.paths, cached, 0)
     decoded = DecodedImages(values, sizes)
     for row, part in enumerate(parts):
         assert np.array_equal(images[row][0], part)
