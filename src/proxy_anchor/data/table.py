@@ -159,7 +159,7 @@ class Splits:
 def make_splits(name: str, train: Rows, query: Rows, gallery: Rows | None = None, *, notice: str = "") -> Splits:
     """Splits of rows, see `make_tables`; gallery None: the queries search each other."""
     query_table, *gallery_table = make_tables(query, *([] if gallery is None else [gallery]))
-    return Splits(name, make_tables(train)[0], query_table, *gallery_table, notice=notice)
+    return Splits(name, make_tables(train)[0], query_table, gallery_table[0] if gallery_table else None, notice)
 
 
 def missing_or_empty(paths: Iterable[Path]) -> dict[Path, str]:
