@@ -26,7 +26,7 @@ from proxy_anchor.models.weights import create_pretrained
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-class EmbeddingNet(nn.Module, SharedNet):
+class EmbeddingNet(SharedNet):
     """Maps RGB images to unit vectors.
 
     Images are (B, 3, H, W) in 0-255, uint8 or float; embeddings are (B, D) in float32.
