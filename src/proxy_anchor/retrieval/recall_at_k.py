@@ -107,10 +107,8 @@ class RecallAtK(Metric):
         with self.sync_context():
             embeddings, indices = dim_zero_cat(self.embeddings), dim_zero_cat(self.indices)
             in_gallery = dim_zero_cat(self.in_gallery)
-            parts = [embeddings[_distinct(indices, ~in_gallery)].cpu()]
-            if in_gallery.any():
-                parts.append(embeddings[_distinct(indices, in_gallery)].cpu())
-        return parts
+            parts = [~in_gallery, in_gallery] if in_gallery.any() else [~in_gallery]
+            return [embeddings[_distinct(indices, rows)].cpu() for rows in parts]
 
     def _search(self) -> dict[str, float]:
         if not any(map(len, self.embeddings)):

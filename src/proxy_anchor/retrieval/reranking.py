@@ -132,8 +132,7 @@ def k_reciprocal(
             first = (2 - 2 * rows[chunk] @ rows[offset:].T) / largest[chunk, None]
             total = (1 - weight) * (1 - shared / (2 - shared)) + weight * first
             if gallery is None:
-                own = torch.arange(chunk.start, chunk.stop, device=rows.device)
-                total.scatter_(1, own[:, None], torch.inf)
+                total[:, chunk].fill_diagonal_(torch.inf)
             nearness, indices[chunk] = order_ties(*(-total).topk(k))
             distances[chunk] = -nearness
     return distances, indices
