@@ -111,7 +111,6 @@ def recolor(images: Tensor, maps: Tensor) -> Tensor:
 
 
 _RATIO = (3 / 4, 4 / 3)  # width over height, as in the paper's code
-_NO_COLORS = RandomColors()
 _ATTEMPTS = 10  # before the largest central crop of an allowed ratio is taken, as in torchvision
 _NUMBERS = 2 * _ATTEMPTS + 3  # random numbers of one image in one epoch
 
@@ -128,7 +127,7 @@ class RandomCrops:
     scale: Sequence[float] = (0.08, 1.0)
     flip: float = 0.5
     seed: int = 0
-    colors: RandomColors = _NO_COLORS
+    colors: RandomColors = RandomColors()
 
     def __post_init__(self) -> None:
         check_int("dataset.images.crop", self.crop, 1)
