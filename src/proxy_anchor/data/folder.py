@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from proxy_anchor.data.files import (
-    counted_suffixes,
-    find_images,
-    image_suffixes,
-    images_below,
-    is_hidden,
-)
+from proxy_anchor.data.files import counted_suffixes, find_images, image_suffixes, images_below, is_hidden
 from proxy_anchor.data.table import Splits, make_splits, make_tables, natural_key, require_files
 from proxy_anchor.errors import UsageError, check_int, check_number, counted, reason_of
 
