@@ -280,7 +280,7 @@ ROLES = "path,label,split,role\nred0.jpg,red,train,\n"
     [
         (b"", "is not a well-formed CSV file (No columns"),
         (b"path,label\n", "lists no images"),
-        (b"path,label\nred0.jpg,\xe9t\xe9\n", "cannot be read (.utf-8"),
+        (b"path,label\nred0.jpg,\xe9t\xe9\n", "cannot be read ('utf-8'"),
         (PLAIN.replace("path,label", "path,labl"), "first line is path,labl; expected path,label[,split][,role]"),
         (PLAIN.replace("path,label", "path,label,wieght"), "first line is path,label,wieght; expected"),
         (PLAIN.replace("path,label", "label,split"), "first line is label,split; expected"),
@@ -336,7 +336,7 @@ def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
     cached = Shrunk()
     sizes = kept_sizes(table, cached, 0)
     values = torch.empty(3 * int(sizes.prod(1).sum()), dtype=torch.uint8)
-    decode_into(values, table, cached, 0)
+    decode_into(values, table.paths, cached, 0)
     decoded = DecodedImages(values, sizes)
     for row, part in enumerate(parts):
         assert np.array_equal(images[row][0], part)

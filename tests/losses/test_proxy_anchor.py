@@ -168,7 +168,8 @@ def test_nothing_waits_for_the_device() -> None:
             self.names.add(function.__name__.split(".")[0])
             return function(*args, **(kwargs or {}))
 
-    loss, x = ProxyAnchorLoss(50, 16, check_labels=False), torch.randn(12, 16, requires_grad=True)
+    loss, x = ProxyAnchorLoss(50, 16), torch.randn(12, 16, requires_grad=True)
+    loss.check_labels = False
     labels = torch.randint(50, (12,))
     with Operations() as operations:
         loss(x, labels).backward()
@@ -195,9 +196,10 @@ LABELS = torch.tensor([0, 1, 1])
     ],
 )
 def test_batches_that_do_not_fit_are_refused(shape: tuple, labels: Tensor, message: str) -> None:
-    for check in {True, "outside" in message}:  # the range alone is checked on demand
+    loss = ProxyAnchorLoss(3, 4)
+    for loss.check_labels in {True, "outside" in message}:  # the range alone is checked on demand
         with pytest.raises(UsageError, match=message):
-            ProxyAnchorLoss(3, 4, check_labels=check)(torch.randn(shape), labels)
+            loss(torch.randn(shape), labels)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,6 @@ def recolor(images: Tensor, maps: Tensor) -> Tensor:
 
 
 _RATIO = (3 / 4, 4 / 3)  # width over height, as in the paper's code
-_NO_COLORS = RandomColors()
 _ATTEMPTS = 10  # before the largest central crop of an allowed ratio is taken, as in torchvision
 _NUMBERS = 2 * _ATTEMPTS + 3  # random numbers of one image in one epoch
 
@@ -128,7 +127,7 @@ class RandomCrops:
     scale: Sequence[float] = (0.08, 1.0)
     flip: float = 0.5
     seed: int = 0
-    colors: RandomColors = _NO_COLORS
+    colors: RandomColors = RandomColors()
 
     def __post_init__(self) -> None:
         check_int("dataset.images.crop", self.crop, 1)
@@ -159,16 +158,12 @@ class RandomCrops:
 
         # Otherwise the centre of the image, cropped to the nearest allowed ratio.
         wide, tall = widths / heights > _RATIO[1], widths / heights < _RATIO[0]
-        h = np.where(found, tried_h[every, first], np.where(tall, np.rint(widths / _RATIO[0]), heights)).astype(
-            np.int64
-        )
-        w = np.where(found, tried_w[every, first], np.where(wide, np.rint(heights * _RATIO[1]), widths)).astype(
-            np.int64
-        )
+        h = np.where(found, tried_h[every, first], np.where(tall, np.rint(widths / _RATIO[0]), heights))
+        w = np.where(found, tried_w[every, first], np.where(wide, np.rint(heights * _RATIO[1]), widths))
         y, x, mirror = numbers[:, -3:].T
-        top = np.where(found, np.floor(y * (heights - h + 1)), (heights - h) // 2).astype(np.int64)
-        left = np.where(found, np.floor(x * (widths - w + 1)), (widths - w) // 2).astype(np.int64)
-        return np.stack([top, left, h, w, mirror < self.flip], axis=1)
+        top = np.where(found, np.floor(y * (heights - h + 1)), (heights - h) // 2)
+        left = np.where(found, np.floor(x * (widths - w + 1)), (widths - w) // 2)
+        return np.stack([top, left, h, w, mirror < self.flip], axis=1).astype(np.int64)  # all are whole numbers
 
     def __call__(self, image: Image.Image, epoch: int, row: int) -> Tensor:
         """Crop of image `row` in this epoch: uint8 (3, crop, crop)."""

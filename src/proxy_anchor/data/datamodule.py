@@ -16,21 +16,12 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from proxy_anchor.data.augment import CentralCrop, RandomColors, RandomCrops
 from proxy_anchor.data.bad_images import ON_BAD_IMAGE
 from proxy_anchor.data.gpu_batches import CroppedBatches, StoredBatches
-from proxy_anchor.data.image_cache import (
-    Form,
-    Shrunk,
-    decode_to_device,
-    decode_to_file,
-    free_memory,
-    kept_sizes,
-)
+from proxy_anchor.data.image_cache import Form, Shrunk, decode_to_device, decode_to_file, free_memory, kept_sizes
 from proxy_anchor.data.images import SHARED_MEMORY, DecodedImages, ImageDataset, fit_workers
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen
 from proxy_anchor.data.table import ImageTable, Splits
 from proxy_anchor.errors import UsageError, check_choice, check_int
 
-CROP_ON = ("auto", "cpu", "gpu")
-CACHE = ("auto", "gpu", "ram", "disk", "none")
 _SHARE = 0.5  # of free memory that decoded images may take; the rest is for the network and other processes
 
 
@@ -97,7 +88,14 @@ class ImageDataModule(pl.LightningDataModule):
             check_int("data.num_workers", num_workers, 0)
         if eval_batch_size is not None:
             check_int("data.eval_batch_size", eval_batch_size, 1)
-        check_cropping(crop_on, cache, cache_side)
+        check_choice("data.crop_on", crop_on, ("auto", "cpu", "gpu"))
+        check_choice("data.cache", cache, ("auto", "gpu", "ram", "disk", "none"))
+        if crop_on == "cpu" and cache == "gpu":
+            raise UsageError(
+                "data.crop_on=cpu crops in worker processes, which cannot read data.cache=gpu: set ram or disk."
+            )
+        if crop_on == "gpu" and cache == "none":
+            raise UsageError("data.crop_on=gpu crops cached images: set data.cache=auto, gpu, ram or disk.")
         check_choice("data.on_bad_image", on_bad_image, ON_BAD_IMAGE)
         self.splits, self.on_bad_image = splits, on_bad_image
         self.batch_size = batch_size
@@ -180,12 +178,13 @@ class ImageDataModule(pl.LightningDataModule):
             loaders += [(image * size, -(-len(rows) // size)) for rows, size in self._shares]
         # A cache is filled through pipes, by the processes of one loader.
         self.num_workers = fit_workers(self._num_workers, loaders or [(0, 0)])
+        kept: list[tuple[ImageTable, Form]] = [(self.splits.train, self._form)]
+        kept += [(images.table, self.eval_crop) for images in self.eval_images]
         if cache == "gpu":
-            self.train_images.decoded = self._on_gpu(self.splits.train, self._form)
-            self._eval_decoded = [self._on_gpu(images.table, self.eval_crop) for images in self.eval_images]
+            self.train_images.decoded, *self._eval_decoded = [self._on_gpu(table, form) for table, form in kept]
         elif cache != "none":
-            files = [self._in_file(self.splits.train, self._form, cache)]
-            files += [self._in_file(images.table, self.eval_crop, cache) for images in self.eval_images]
+            folder = SHARED_MEMORY / f"proxy_anchor-{os.getuid()}" if cache == "ram" else self._cache_dir
+            files = [decode_to_file(*each, folder, self.num_workers, name=self.splits.name) for each in kept]
             self.train_images.decoded, *self._eval_decoded = [decoded for decoded, _ in files]
             if trainer is not None:
                 trainer.strategy.barrier()
@@ -233,10 +232,6 @@ class ImageDataModule(pl.LightningDataModule):
         return decode_to_device(
             table, form, sizes, self._device, self.num_workers, trainer.global_rank, trainer.world_size
         )
-
-    def _in_file(self, table: ImageTable, form: Form, cache: str) -> tuple[DecodedImages, Path]:
-        folder = SHARED_MEMORY / f"proxy_anchor-{os.getuid()}" if cache == "ram" else self._cache_dir
-        return decode_to_file(table, form, folder, self.num_workers, name=self.splits.name)
 
     def train_dataloader(self) -> Any:
         """Full batches, shuffled or P x K."""
@@ -288,16 +283,3 @@ def _leave_process_group(worker: int) -> None:
     """
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-
-
-def check_cropping(crop_on: str, cache: str, cache_side: int | None) -> None:
-    """Raise UsageError for unknown or contradictory values of `data`."""
-    check_choice("data.crop_on", crop_on, CROP_ON)
-    check_choice("data.cache", cache, CACHE)
-    Shrunk(cache_side)
-    if crop_on == "cpu" and cache == "gpu":
-        raise UsageError(
-            "data.crop_on=cpu crops in worker processes, which cannot read data.cache=gpu: set ram or disk."
-        )
-    if crop_on == "gpu" and cache == "none":
-        raise UsageError("data.crop_on=gpu crops cached images: set data.cache=auto, gpu, ram or disk.")

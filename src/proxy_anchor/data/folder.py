@@ -5,22 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
-from proxy_anchor.data.files import (
-    counted_suffixes,
-    find_images,
-    image_suffixes,
-    images_below,
-    is_hidden,
-)
-from proxy_anchor.data.table import Splits, make_tables, natural_key, require_files
+from proxy_anchor.data.files import counted_suffixes, find_images, image_suffixes, images_below, is_hidden
+from proxy_anchor.data.table import Splits, make_splits, make_tables, natural_key, require_files
 from proxy_anchor.errors import UsageError, check_int, check_number, counted, reason_of
 
 _TRAIN_NAMES = ("train", "training")
@@ -33,7 +25,7 @@ _HEADER = "path,label[,split][,role][,x,y,w,h]"
 _LEAST_TO_DIVIDE = 20  # searched classes: the Recall of less than ten says little about an epoch
 
 Row = tuple[Path, str]
-Divide = Callable[[list[Row], str], Splits]
+Groups = dict[str, list[Row]]  # some of train, query, gallery, and "" without a split
 
 
 def load_folder(
@@ -66,41 +58,40 @@ def load_folder(
     check_number("dataset.test_fraction", test_fraction, 0, maximum=1, exclusive=True)
     check_int("dataset.split_seed", split_seed, 0)
     check_number("validation.share", validation_share, 0, maximum=1)
-    divide = partial(
-        _split_classes, test_fraction=test_fraction, split_seed=split_seed, validation_share=validation_share
-    )
+    left_out = Counter[str]()
     if csv_file is not None:
         csv_file = Path(csv_file)
-        base = csv_file.parent if root is None else Path(root)
-        splits = _from_csv(csv_file, base, divide)
+        name, groups = csv_file.stem, _groups_of_list(csv_file, csv_file.parent if root is None else Path(root))
     elif root is not None:
-        splits = _from_folders(Path(root), divide)
+        name, groups = Path(root).absolute().name, _groups_of_folder(Path(root), left_out)
     else:
         raise UsageError("dataset=folder needs dataset.root=FOLDER (one sub-folder per class) or dataset.csv=FILE.")
+    if unsplit := groups.get(""):
+        splits = _split_classes(unsplit, name, test_fraction, split_seed, validation_share)
+    else:
+        splits = _make_splits(name, groups.get("train", []), groups.get("query", []), groups.get("gallery"))
+    if left_out:
+        note = f"files that Pillow does not read as images are left out: {counted_suffixes(left_out)}."
+        splits = replace(splits, notice=f"{splits.notice} {note}".strip())
     if verify_files:
         require_files([path for table in splits.tables.values() for path in table.paths], splits.name)
     return splits
 
 
-def _from_folders(root: Path, divide: Divide) -> Splits:
+def _groups_of_folder(root: Path, left_out: Counter[str]) -> Groups:
+    """Images of the class folders, or of those in a train and a test folder; counts other files."""
     if not root.is_dir():
         raise UsageError(f"dataset.root={root} is not a folder: pass the folder that holds one sub-folder per class.")
     folders = {path.name.lower(): path for path in _class_folders(root)}
     train = [folders[name] for name in _TRAIN_NAMES if name in folders]
     test = [folders[name] for name in _TEST_NAMES if name in folders]
-    name, left_out = root.absolute().name, Counter[str]()
-    if train and test:
-        if len(folders) > 2:
-            raise UsageError(
-                f"{root} holds {', '.join(folders)}: keep one train and one test folder there and nothing else."
-            )
-        splits = _make_splits(_rows_of_classes(train[0], left_out), _rows_of_classes(test[0], left_out), None, name)
-    else:
-        splits = divide(_rows_of_classes(root, left_out), name)
-    if left_out:
-        note = f"files that Pillow does not read as images are left out: {counted_suffixes(left_out)}."
-        splits = replace(splits, notice=f"{splits.notice} {note}".strip())
-    return splits
+    if not (train and test):
+        return {"": _rows_of_classes(root, left_out)}
+    if len(folders) > 2:
+        raise UsageError(
+            f"{root} holds {', '.join(folders)}: keep one train and one test folder there and nothing else."
+        )
+    return {"train": _rows_of_classes(train[0], left_out), "query": _rows_of_classes(test[0], left_out)}
 
 
 def _class_folders(root: Path) -> list[Path]:
@@ -165,18 +156,14 @@ def _csv_rows(file: Path, base: Path) -> list[tuple[str, Row]]:
     return found
 
 
-def _from_csv(file: Path, base: Path, divide: Divide) -> Splits:
-    groups: dict[str, list[Row]] = {"": [], "train": [], "query": [], "gallery": []}
+def _groups_of_list(file: Path, base: Path) -> Groups:
+    groups: Groups = defaultdict(list)
     for group, row in _csv_rows(file, base):
         groups[group].append(row)
-    rows = [row for group in groups.values() for row in group]
-    if groups[""]:
-        if len(groups[""]) != len(rows):
-            raise UsageError(
-                f"{file}: {len(groups[''])} of {len(rows)} lines have no split; fill in all of them or none."
-            )
-        return divide(rows, file.stem)
-    return _make_splits(groups["train"], groups["query"], groups["gallery"] or None, file.stem)
+    total = sum(map(len, groups.values()))
+    if groups[""] and len(groups[""]) < total:
+        raise UsageError(f"{file}: {len(groups[''])} of {total} lines have no split; fill in all of them or none.")
+    return groups
 
 
 def _box(values: pd.Series, where: str) -> str:
@@ -222,12 +209,12 @@ def _read_list(file: Path) -> pd.DataFrame:
 
 
 def _split_classes(
-    rows: list[Row], name: str, *, test_fraction: float, split_seed: int, validation_share: float
+    rows: list[Row], name: str, test_fraction: float, split_seed: int, validation_share: float
 ) -> Splits:
     """Divide the classes randomly into trained, searched and, with a share, selecting ones."""
     classes = sorted({label for _, label in rows}, key=natural_key)
     if test_fraction == 1:
-        return _make_splits([], rows, None, name, f"no split was given: all {len(classes)} classes are searched.")
+        return _make_splits(name, [], rows, None, f"no split was given: all {len(classes)} classes are searched.")
     if len(classes) < 4:
         hint = f" If {classes[0]} itself holds the class folders, pass that folder." if len(classes) == 1 else ""
         raise UsageError(
@@ -247,20 +234,18 @@ def _split_classes(
         f"no split was given: {len(classes) - num_test} classes train{selects} and {num_test - num_selecting} other "
         f"classes are searched (dataset.test_fraction={test_fraction:g}, dataset.split_seed={split_seed})."
     )
-    splits = _make_splits(train, test, None, name, notice)
+    splits = _make_splits(name, train, test, None, notice)
     return replace(splits, validation=make_tables(selecting)[0]) if selecting else splits
 
 
-def _make_splits(train: list[Row], query: list[Row], gallery: list[Row] | None, name: str, notice: str = "") -> Splits:
+def _make_splits(name: str, train: list[Row], query: list[Row], gallery: list[Row] | None, notice: str = "") -> Splits:
     if gallery and not query:
         raise UsageError(f"{name} has gallery images but none with role query: nothing would be searched for.")
     for what, rows in {"train": train, "test": query}.items():
         if not rows and not (what == "train" and notice):
             raise UsageError(f"{name} has no {what} images: give both a train and a test part, or no split at all.")
-    [train_table] = make_tables(train)
-    query_table, *gallery_table = make_tables(query, *([gallery] if gallery else []))
-    splits = Splits(name, train_table, query_table, gallery_table[0] if gallery_table else None, notice)
+    splits = make_splits(name, train, query, gallery, notice=notice)
     if splits.shared_classes:
-        shared = f"{len(splits.shared_classes)} of {query_table.num_classes} searched classes are also trained on"
+        shared = f"{len(splits.shared_classes)} of {splits.query.num_classes} searched classes are also trained on"
         splits = replace(splits, notice=f"{shared}: Recall@K is not over unseen classes.")
     return splits

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
-from proxy_anchor.data.table import Splits, make_tables
+from proxy_anchor.data.table import Splits, make_splits, missing_or_empty
 from proxy_anchor.errors import UsageError, check_int
 
 # Part of the folder name: increase it with every change of the images.
@@ -90,10 +90,9 @@ def load_glyphs(
             path = folder / part / name / f"{index:03d}.png"
             rows[part].append((path, name))
             files[path] = (character, index)
-    missing = [path for path in files if not path.is_file() or not path.stat().st_size]
-    if missing:
+    if missing := missing_or_empty(files):
         _draw_missing({path: files[path] for path in missing}, seed=seed, image_size=image_size)
-    return Splits("glyphs", train=make_tables(rows["train"])[0], query=make_tables(rows["test"])[0])
+    return make_splits("glyphs", rows["train"], rows["test"])
 
 
 def class_name(character: str) -> str:

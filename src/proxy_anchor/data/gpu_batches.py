@@ -73,8 +73,7 @@ class CroppedBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         # Compared with the labels' device, because torch.device("cuda") has no index.
-        make = self._on_device if self.decoded.values.device == self.labels.device else self._from_host
-        yield from make()
+        return self._on_device() if self.decoded.values.device == self.labels.device else self._from_host()
 
     def _table(self, items: np.ndarray) -> np.ndarray:
         """(B, 6) int64 windows and rows of images, or (B, 12) with colour maps.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -64,11 +64,8 @@ class Shrunk:
 Form = Shrunk | CentralCrop
 
 
-def _read(
-    table: ImageTable, read: Callable[[list[Path]], Any], num_workers: int, batch_size: int, what: str
-) -> Iterable[Any]:
-    """Results of `read` for the paths of all images, batch by batch."""
-    paths: Any = table.paths  # any sequence is a Dataset
+def _read(paths: Any, read: Callable[[list[Path]], Any], num_workers: int, batch_size: int, what: str) -> Iterable[Any]:
+    """Results of `read` for the paths of all images, batch by batch; any sequence is a Dataset."""
     loader = DataLoader(paths, batch_size=batch_size, num_workers=num_workers, collate_fn=read)
     return tqdm(loader, what, delay=3, leave=False, disable=None)
 
@@ -97,18 +94,18 @@ def kept_sizes(table: ImageTable, form: Form, num_workers: int) -> Tensor:
     if isinstance(form, CentralCrop):
         return torch.full((len(table), 2), form.crop)
     num_workers = min(num_workers, len(table) // 1000)  # starting a worker takes as long as reading 1000 headers
-    parts = _read(table, partial(_kept_sizes, form), num_workers, 256, "reading image sizes")
+    parts = _read(table.paths, partial(_kept_sizes, form), num_workers, 256, "reading image sizes")
     return torch.tensor([size for part in parts for size in part], dtype=torch.int64).view(-1, 2)
 
 
-def decode_into(values: Tensor, table: ImageTable, form: Form, num_workers: int) -> None:
-    """Decode the images of a table, in order, into the flat `values`.
+def decode_into(values: Tensor, paths: Sequence[Path], form: Form, num_workers: int) -> None:
+    """Decode images, in order, into the flat `values`.
 
     values: uint8 on any device. Raises UnreadableImage for the first file that cannot be read, or if an image does not
     have the size in its header.
     """
     start = 0
-    for part in _read(table, partial(_kept_pixels, form), num_workers, _IMAGES_PER_TASK, "decoding images"):
+    for part in _read(paths, partial(_kept_pixels, form), num_workers, _IMAGES_PER_TASK, "decoding images"):
         flat = torch.from_numpy(part)
         values[start : start + len(flat)].copy_(flat)
         start += len(flat)
@@ -127,9 +124,7 @@ def decode_to_device(
     bounds = [len(table) * part // world_size for part in range(world_size + 1)]
     ends = [*decoded.offsets.tolist(), len(decoded.values)]
     shares = [decoded.values[ends[first] : ends[last]] for first, last in pairwise(bounds)]
-    rows = slice(bounds[rank], bounds[rank + 1])
-    mine = ImageTable(table.paths[rows], table.labels[rows], table.classes)
-    decode_into(shares[rank], mine, form, num_workers)
+    decode_into(shares[rank], table.paths[bounds[rank] : bounds[rank + 1]], form, num_workers)
     if world_size > 1:
         for part, share in enumerate(shares):
             dist.broadcast(share, src=part)
@@ -174,7 +169,7 @@ def _build(target: Path, table: ImageTable, form: Form, num_workers: int) -> Dec
             # Reserves the space now: writing to a mapped file on a full disk kills the process.
             os.posix_fallocate(file.fileno(), 0, needed)
         values = torch.from_file(str(partial_file), shared=True, size=needed, dtype=torch.uint8)
-        decode_into(values[:num_values], table, form, num_workers)
+        decode_into(values[:num_values], table.paths, form, num_workers)
         values[num_values:].copy_(torch.from_numpy(sizes.numpy().reshape(-1).view(np.uint8)))
         partial_file.rename(target)
     finally:
@@ -184,10 +179,8 @@ def _build(target: Path, table: ImageTable, form: Form, num_workers: int) -> Dec
 
 def _open(file: Path, num_images: int) -> DecodedImages | None:
     """The images in a file; None if it is missing or incomplete."""
-    if not file.is_file():
-        return None
-    total = file.stat().st_size
-    if total < 16 * num_images:
+    total = file.stat().st_size if file.is_file() else 0
+    if total <= 16 * num_images:
         return None
     values = torch.from_file(str(file), shared=True, size=total, dtype=torch.uint8)
     start = total - 16 * num_images

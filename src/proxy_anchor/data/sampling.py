@@ -76,28 +76,21 @@ class PKBatches(ShuffledBatches):
 
     Args:
         labels: (N,) class of each image.
-        batch_size, seed, rank, world_size: see `ShuffledBatches`.
         images_per_class: K, at least 2.
+        batch_size, and place (seed, rank, world_size): see `ShuffledBatches`.
 
     Raises UsageError when the batch cannot be divided by K, P is 1 (no negatives), or there are fewer than P
         classes.
     """
 
     def __init__(
-        self,
-        labels: Sequence[int] | np.ndarray,
-        batch_size: int,
-        images_per_class: int,
-        *,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        self, labels: Sequence[int] | np.ndarray, batch_size: int, images_per_class: int, **place: int
     ) -> None:
         check_int("data.images_per_class", images_per_class, 2)
-        super().__init__(len(labels), batch_size, seed=seed, rank=rank, world_size=world_size)
+        super().__init__(len(labels), batch_size, **place)
         self.images_per_class, self.num_groups = images_per_class, batch_size // images_per_class
         if batch_size % images_per_class or self.num_groups < 2:  # a single class has no negatives
-            step = math.lcm(images_per_class, world_size)
+            step = math.lcm(images_per_class, self.world_size)
             nearest = max(-(-2 * images_per_class // step), round(batch_size / step)) * step
             raise UsageError(
                 f"data.batch_size={batch_size} is not a multiple of data.images_per_class={images_per_class} for two "

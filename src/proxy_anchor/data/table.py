@@ -23,6 +23,7 @@ def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
 
 _BOX = re.compile(r"#xywh=(\d+),(\d+),(\d+),(\d+)$")
 Box = tuple[int, ...]  # x, y, width, height in pixels
+Rows = Iterable[tuple[Path, str]]  # (path, class name)
 
 
 def split_box(path: Path) -> tuple[Path, Box | None]:
@@ -70,7 +71,7 @@ class ImageTable:
         return make_tables(row for row, kept in zip(self.rows, keep, strict=True) if kept)[0]
 
 
-def make_tables(*groups: Iterable[tuple[Path, str]]) -> list[ImageTable]:
+def make_tables(*groups: Rows) -> list[ImageTable]:
     """Tables with one common label map, in natural order of the class names.
 
     Each group is a sequence of (path, class name); class names are arbitrary strings. Pass query and gallery together,
@@ -155,6 +156,12 @@ class Splits:
         return [name for name in self.train.classes if name in searched]
 
 
+def make_splits(name: str, train: Rows, query: Rows, gallery: Rows | None = None, *, notice: str = "") -> Splits:
+    """Splits of rows, see `make_tables`; gallery None: the queries search each other."""
+    query_table, *gallery_table = make_tables(query, *([] if gallery is None else [gallery]))
+    return Splits(name, make_tables(train)[0], query_table, gallery_table[0] if gallery_table else None, notice)
+
+
 def missing_or_empty(paths: Iterable[Path]) -> dict[Path, str]:
     """{path: "missing", "not a file" or "empty"} of those that hold nothing."""
     bad = {}
@@ -198,9 +205,8 @@ def require_benchmark(splits: Splits, expected: Counts, *, allow_partial: bool, 
     """
     bad = missing_or_empty(path for table in splits.tables.values() for path in table.paths) if verify_files else {}
     if bad:
-        train, *searched = [[row for row in table.rows if row[0] not in bad] for table in splits.tables.values()]
-        [kept], [query, *gallery] = make_tables(train), make_tables(*searched)
-        splits = replace(splits, train=kept, query=query, gallery=gallery[0] if gallery else None)
+        kept = ([row for row in table.rows if row[0] not in bad] for table in splits.tables.values())
+        splits = make_splits(splits.name, *kept, notice=splits.notice)
     found = {name: (len(table), table.num_classes) for name, table in splits.tables.items()}
     if found == expected:
         return splits

@@ -136,12 +136,13 @@ class Embedder:
         """
         table = np.empty((len(images), self.embedding_dim), np.float32)
         done = np.zeros(len(images), bool)
-        store = None
-        if shards is not None:
+        folder = None if shards is None else Path(shards) / f"{self.fingerprint}-{self.precision}"
+        if folder is not None:
             keys = [input_key(image) for image in images]
-            store = _Shards(Path(shards) / f"{self.fingerprint}-{self.precision}", keys)
-            for row, embedding in store.read().items():
-                table[row], done[row] = embedding, True
+            found = _read_shards(folder)
+            for row, key in enumerate(keys):
+                if key in found:
+                    table[row], done[row] = found[key], True
         todo = np.flatnonzero(~done).tolist()
         reused, skipped = len(images) - len(todo), []
         bar = tqdm(total=len(images), initial=reused, unit=" images", disable=None if progress else True)
@@ -152,13 +153,13 @@ class Embedder:
                 skipped += unreadable
                 pending += chosen
                 bar.update(len(chosen) + len(unreadable))
-                if store and len(pending) >= SHARD_IMAGES:
-                    store.write(pending, table[pending])
+                if folder is not None and len(pending) >= SHARD_IMAGES:
+                    _write_shard(folder, [keys[row] for row in pending], table[pending])
                     pending = []
         finally:  # an interruption keeps what is embedded
             bar.close()
-            if store and pending:
-                store.write(pending, table[pending])
+            if folder is not None and pending:
+                _write_shard(folder, [keys[row] for row in pending], table[pending])
         rows = np.flatnonzero(done).tolist()
         whole = torch.from_numpy(table if len(rows) == len(images) else table[rows])
         return Embedded(rows, whole, skipped, reused)
@@ -183,25 +184,19 @@ class Embedder:
             yield rows, found.cpu().numpy(), skipped
 
 
-class _Shards:
-    """Files of finished embeddings; images are found by key."""
+def _read_shards(folder: Path) -> dict[str, np.ndarray]:
+    """{key of an image: its embedding (D,)} of the images that are finished."""
+    found: dict[str, np.ndarray] = {}
+    for file in folder.glob("*.npz"):
+        try:
+            with np.load(file, allow_pickle=False) as shard:
+                found.update(zip(shard["keys"].tolist(), shard["embeddings"], strict=True))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            file.unlink(missing_ok=True)  # damaged: its images are embedded again
+    return found
 
-    def __init__(self, folder: Path, keys: Sequence[str]) -> None:
-        self.folder, self.keys = folder, keys
 
-    def read(self) -> dict[int, np.ndarray]:
-        """{row: embedding (D,)} of the images that are finished."""
-        found: dict[str, np.ndarray] = {}
-        for file in self.folder.glob("*.npz"):
-            try:
-                with np.load(file, allow_pickle=False) as shard:
-                    found.update(zip(shard["keys"].tolist(), shard["embeddings"], strict=True))
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-                file.unlink(missing_ok=True)  # damaged: its images are embedded again
-        return {row: found[key] for row, key in enumerate(self.keys) if key in found}
-
-    def write(self, rows: Sequence[int], embeddings: np.ndarray) -> None:
-        """Write the embeddings (n, D) of these rows to a further file."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        keys = np.array([self.keys[row] for row in rows])
-        np.savez(self.folder / f"{uuid.uuid4().hex}.npz", keys=keys, embeddings=embeddings)  # `read` drops half a file
+def _write_shard(folder: Path, keys: list[str], embeddings: np.ndarray) -> None:
+    """Write embeddings (n, D) with their keys (n,) to a further file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / f"{uuid.uuid4().hex}.npz", keys=keys, embeddings=embeddings)  # half a file is dropped on reading

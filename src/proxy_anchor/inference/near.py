@@ -38,24 +38,19 @@ def near_findings(splits: Splits, embedder: Embedder, similarity: float) -> list
     values, neighbours = (each.tolist() for each in search(done.embeddings, done.embeddings, k, exclude_self=True))
     found: list[tuple[float, Finding, list[Entry]]] = []
     for row, (entry, near) in enumerate(zip(entries, neighbours, strict=True)):
-        path, table, name = entry
+        _, table, name = entry
         for value, other in zip(values[row], near, strict=True):
             if value < similarity:
                 break
             if other < row and row in neighbours[other]:
                 continue  # the pair is listed already
             its_path, its_table, its_name = entries[other]
-            same = table == its_table or {table, its_table} == {"query", "gallery"}
+            kind = "near" if table == its_table or {table, its_table} == {"query", "gallery"} else "leak"
             detail = f"as {its_path} ({its_table}, class {its_name}), similarity {value:.3f}"
-            found.append(
-                (value, Finding("near" if same else "leak", path, table, name, detail), [entry, entries[other]])
-            )
-        names = [entries[other][2] for other in near]
-        (winner, count), *_ = Counter(names).most_common(1)
+            found.append((value, Finding(kind, *entry, detail), [entry, entries[other]]))
+        [(winner, count)] = Counter(entries[other][2] for other in near).most_common(1)
         if count >= _AGREEING and winner != name and sizes[name] > 1:
             detail = f"{count} of {k} neighbours are of class {winner}"
-            found.append(
-                (count, Finding("label", path, table, name, detail), [entry, *(entries[other] for other in near)])
-            )
+            found.append((count, Finding("label", *entry, detail), [entry, *(entries[other] for other in near)]))
     found.sort(key=lambda each: (list(NEAR).index(each[1].kind), -each[0]))
     return [(finding, images) for _, finding, images in found]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ INDEX_FILE = "index.json"
 _RERANKED = 100  # nearest neighbours, at least, that re-ranking reorders
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One image of the gallery; key: see `input_key`."""
 
     name: str
@@ -191,7 +190,7 @@ class Retriever:
                     raise  # otherwise all new images are unreadable, and the rest of the gallery remains
         spoilt = [name for name, _ in self.skipped if name in self._ids]
         self.remove(spoilt)
-        self.items = {id_: replace(item, label=classes[item.name]) for id_, item in self.items.items()}
+        self.items = {id_: item._replace(label=classes[item.name]) for id_, item in self.items.items()}
         return len(new) - len(self.skipped), len(gone) + len(spoilt)
 
     def search(
@@ -219,11 +218,9 @@ class Retriever:
         else:
             check_k(k, max(len(self), 1), exclude_self=False)
             near, ids = self._index.search(queries, min(len(self), max(5 * k, _RERANKED)))
+            pairs = zip(queries.cpu(), map(self._index.get, ids), strict=True)
             order = torch.cat(
-                [
-                    rerank(reranking, query[None].cpu(), k, gallery=self._index.get(row), engine=self.engine)[1]
-                    for query, row in zip(queries, ids, strict=True)
-                ]
+                [rerank(reranking, one[None], k, gallery=rows, engine=self.engine)[1] for one, rows in pairs]
             )
             similarities, ids = near.gather(1, order), np.take_along_axis(ids, order.numpy(), axis=1)
         return [
@@ -275,7 +272,7 @@ class Retriever:
             "next_id": self._next_id,
             "threshold": None if self.threshold is None else asdict(self.threshold),
             "columns": ["id", "name", "label", "key"],
-            "images": [[id_, *vars(self.items[id_]).values()] for id_ in self._index.ids.tolist()],
+            "images": [[id_, *self.items[id_]] for id_ in self._index.ids.tolist()],
         }
         with written_whole(folder) as aside:
             self._index.save(aside)

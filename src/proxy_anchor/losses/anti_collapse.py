@@ -41,9 +41,5 @@ class AntiCollapse(Regulariser):
         unit = unit_length(proxies)
         count, dim = unit.shape
         gram = unit @ unit.T if count < dim else unit.T @ unit  # both have the same determinant
-        return (
-            -torch.logdet(
-                torch.eye(len(gram), dtype=gram.dtype, device=gram.device) + dim / (count * self.epsilon) * gram
-            )
-            / 2
-        )
+        identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        return -torch.logdet(identity + dim / (count * self.epsilon) * gram) / 2

@@ -27,19 +27,22 @@ class MetricLoss(nn.Module):
     Args:
         num_classes: C, the number of training classes.
         embedding_dim: D.
-        check_labels: check the range of every batch's labels, which waits for the GPU. A caller that has checked its
-            whole label map turns it off, and one that maps over labels with torch.func.vmap has to.
+
+    Attributes:
+        check_labels: whether to check the range of every batch's labels, which waits for the GPU. A caller that has
+            checked its whole label map sets it to False, and one that maps over labels with torch.func.vmap has to.
 
     Parameters and buffers stay float32 (or float64) under every precision. Raises UsageError for arguments out of
     range.
     """
 
-    def __init__(self, num_classes: int, embedding_dim: int, *, check_labels: bool = True) -> None:
+    check_labels = True
+
+    def __init__(self, num_classes: int, embedding_dim: int) -> None:
         super().__init__()
         check_int("num_classes", num_classes, 1)
         check_int("embedding_dim", embedding_dim, 1)
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
-        self.check_labels = check_labels
 
     def forward(
         self,
@@ -107,8 +110,8 @@ class ProxyLoss(MetricLoss):
         proxies: (C, D) parameter. Only its direction matters to the loss, but its norm sets how fast proxies rotate.
     """
 
-    def __init__(self, num_classes: int, embedding_dim: int, *, check_labels: bool = True) -> None:
-        super().__init__(num_classes, embedding_dim, check_labels=check_labels)
+    def __init__(self, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(num_classes, embedding_dim)
         # As in the released code; all losses use this initialisation, because of the norm.
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")

@@ -195,9 +195,8 @@ def soft_triple(
     check_number("loss.tau", tau, 0)
     loss = partial(losses.SoftTripleLoss, centers_per_class=num_centers, la=scale, gamma=gamma, margin=margin)
     if tau and num_centers > 1:
-        loss = partial(
-            loss, weight_regularizer=partial(center_distances, num_centers=num_centers), weight_reg_weight=tau
-        )
+        regularizer = partial(center_distances, num_centers=num_centers)
+        loss = partial(loss, weight_regularizer=regularizer, weight_reg_weight=tau)
     return PMLLoss(num_classes, embedding_dim, loss)
 
 

@@ -59,7 +59,6 @@ class ProxyAnchorLoss(ProxyLoss):
         embedding_dim: D.
         alpha: scale, above 0 (paper: 32).
         delta: margin on the cosine similarity, at least 0 (paper: 0.1).
-        check_labels: see `MetricLoss`.
 
     Attributes:
         proxies: (C, D) parameter, see `ProxyLoss`.
@@ -67,18 +66,10 @@ class ProxyAnchorLoss(ProxyLoss):
     Raises UsageError for arguments out of range.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_dim: int,
-        alpha: float = 32.0,
-        delta: float = 0.1,
-        *,
-        check_labels: bool = True,
-    ) -> None:
+    def __init__(self, num_classes: int, embedding_dim: int, alpha: float = 32.0, delta: float = 0.1) -> None:
         check_number("loss.alpha", alpha, 0, exclusive=True)
         check_number("loss.delta", delta, 0)
-        super().__init__(num_classes, embedding_dim, check_labels=check_labels)
+        super().__init__(num_classes, embedding_dim)
         self.alpha, self.delta = float(alpha), float(delta)
 
     def of_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:

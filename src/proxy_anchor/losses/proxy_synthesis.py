@@ -47,14 +47,10 @@ class ProxySynthesis(Regulariser):
         share = random.beta(self.alpha, self.alpha)
         first = torch.arange(int(self.mu * len(labels)), device=labels.device)
         second = partners(labels)[first]
-        rows, centres = (
-            torch.cat([all_, unit_length(share * all_[one] + (1 - share) * all_[other])])
-            for all_, one, other in (
-                (embeddings, first, second),
-                (proxies, labels[first], labels[second]),
-            )
-        )
+        own, other = labels[first], labels[second]
+        rows = torch.cat([embeddings, unit_length(share * embeddings[first] + (1 - share) * embeddings[second])])
+        centres = torch.cat([proxies, unit_length(share * proxies[own] + (1 - share) * proxies[other])])
         # A batch of one class has no pairs: its rows are repeated, and further proxies are zero, without gradient.
-        alone = labels[first] == labels[second]
+        alone = own == other
         centres[len(proxies) :].masked_fill_(alone[:, None], 0)
-        return rows, torch.cat([labels, torch.where(alone, labels[first], len(proxies) + first)]), centres
+        return rows, torch.cat([labels, torch.where(alone, own, len(proxies) + first)]), centres

@@ -26,7 +26,7 @@ from proxy_anchor.models.weights import create_pretrained
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-class EmbeddingNet(nn.Module, SharedNet):
+class EmbeddingNet(SharedNet):
     """Maps RGB images to unit vectors.
 
     Images are (B, 3, H, W) in 0-255, uint8 or float; embeddings are (B, D) in float32.
@@ -76,7 +76,9 @@ class EmbeddingNet(nn.Module, SharedNet):
         check_int("embedding_dim", embedding_dim, 1)
         check_choice("backbone.pooling", pooling, ["auto", *POOLINGS, "own"])
         check_choice("batch_norm", batch_norm, ["frozen_statistics", "frozen", "train"])
-        check_drop_path(drop_path)
+        check_number("backbone.drop_path", drop_path, 0, maximum=1)
+        if drop_path == 1:
+            raise UsageError("backbone.drop_path=1: every block would be skipped; expected a number below 1.")
         self.batch_norm = batch_norm
         self.prepare, self.about = CentralCrop(image_size, round(image_size * 8 / 7)), {}
         # Sufficient to rebuild the network for saved weights (see `from_config`).
@@ -181,13 +183,6 @@ def turn_off_dropout(backbone: nn.Module, *, keep_drop_path: bool) -> None:
                 continue
             if isinstance(value, float) and ("drop" in name or (drops and name in ("p", "prob"))):
                 setattr(module, name, 0.0)
-
-
-def check_drop_path(drop_path: object) -> None:
-    """Raise UsageError unless it is a number in [0, 1)."""
-    check_number("backbone.drop_path", drop_path, 0, maximum=1)
-    if drop_path == 1:
-        raise UsageError("backbone.drop_path=1: every block would be skipped; expected a number below 1.")
 
 
 def _without_memory(name: str, **timm_kwargs: Any) -> nn.Module:

@@ -11,6 +11,8 @@ from typing import Any, Self
 
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import nn
 
 from proxy_anchor.data.augment import CentralCrop
@@ -22,6 +24,7 @@ CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "READ
 
 
 class SharedNet(
+    nn.Module,
     ModelHubMixin,
     library_name="proxy_anchor",
     pipeline_tag="image-feature-extraction",
@@ -57,7 +60,6 @@ class SharedNet(
         model = {key: value for key, value in self.config.items() if key != "batch_norm"}
         digest = hashlib.sha256(json.dumps(model, sort_keys=True).encode())
         digest.update(f"{self.prepare.crop} {self.prepare.resize}".encode())
-        assert isinstance(self, nn.Module)
         for name, value in sorted(self.state_dict().items()):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())  # NumPy lacks bfloat16
@@ -81,7 +83,6 @@ class SharedNet(
         return self.push_to_hub(repo_id or folder.name, **options) if push_to_hub else None
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        assert isinstance(self, nn.Module)
         write_json(save_directory / CONFIG_FILE, self.describe())
         write_tensors(save_directory / WEIGHTS_FILE, self)
         if self.card:
@@ -101,9 +102,6 @@ class SharedNet(
         Raises:
             UsageError: when it is missing, damaged, something else, or of another format.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         source = folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
             try:
@@ -139,8 +137,6 @@ class SharedNet(
 
 def write_tensors(file: Path, module: nn.Module) -> None:
     """Write all tensors of a module."""
-    from safetensors.torch import save
-
     # Copies: safetensors refuses tensors that share memory (as in CoaT), and channels-last ones.
     tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in module.state_dict().items()}
     file.write_bytes(save(tensors, metadata={"format": "pt"}))  # its own files are readable by the owner alone

@@ -130,8 +130,7 @@ def first_positive_ranks(problem: Problem, ks: tuple[int, ...], engine: str) -> 
     """
     engine = resolve_engine(engine, max(ks), exclude_self=problem.exclude_self, device=problem.queries.device)
     with full_precision(problem.queries.device):
-        bounds = _count_torch(problem) if engine == "torch" else _count_listed(problem, max(ks), engine)
-        ahead, maybe_ahead = bounds
+        ahead, maybe_ahead = _count_torch(problem) if engine == "torch" else _count_listed(problem, max(ks), engine)
         positives = problem.positives
         wanted = torch.tensor(ks, device=ahead.device)
         # A hit at K needs fewer than K images ahead: certain if maybe_ahead < K, excluded if ahead >= K.

@@ -79,7 +79,7 @@ class RecallAtK(Metric):
         """
         rows = as_rows(embeddings, "embeddings").float()
         if indices is None:
-            if _several_ranks():
+            if self.distributed_available_fn() and torch.distributed.get_world_size() > 1:
                 raise UsageError("RecallAtK: pass dataset indices; with several ranks some images are padded copies.")
             indices = torch.full((len(rows),), _NO_INDEX)
         batch_labels = as_labels(labels, "labels").to(rows.device)
@@ -112,10 +112,8 @@ class RecallAtK(Metric):
         with self.sync_context():
             embeddings, indices = dim_zero_cat(self.embeddings), dim_zero_cat(self.indices)
             in_gallery = dim_zero_cat(self.in_gallery)
-            parts = [embeddings[_distinct(indices, ~in_gallery)].cpu()]
-            if in_gallery.any():
-                parts.append(embeddings[_distinct(indices, in_gallery)].cpu())
-        return parts
+            parts = [~in_gallery, in_gallery] if in_gallery.any() else [~in_gallery]
+            return [embeddings[_distinct(indices, rows)].cpu() for rows in parts]
 
     def _search(self) -> dict[str, float]:
         if not any(map(len, self.embeddings)):
@@ -146,11 +144,6 @@ class RecallAtK(Metric):
             values = recall_at_k(embeddings[queries, :dim], labels[queries], self.ks, engine=self.engine, **given)
             recall |= {f"recall_at_{k}{suffix}": value for k, value in values.items()}
         return recall
-
-
-def _several_ranks() -> bool:
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _distinct(indices: Tensor, rows: Tensor) -> Tensor:

@@ -132,8 +132,7 @@ def k_reciprocal(
             first = (2 - 2 * rows[chunk] @ rows[offset:].T) / largest[chunk, None]
             total = (1 - weight) * (1 - shared / (2 - shared)) + weight * first
             if gallery is None:
-                own = torch.arange(chunk.start, chunk.stop, device=rows.device)
-                total.scatter_(1, own[:, None], torch.inf)
+                total[:, chunk].fill_diagonal_(torch.inf)
             nearness, indices[chunk] = order_ties(*(-total).topk(k))
             distances[chunk] = -nearness
     return distances, indices
@@ -157,13 +156,9 @@ def _encode(rows: Tensor, ranking: Tensor, largest: Tensor, k1: int) -> csr_matr
         members.append(sorted(base.union(*extension)))
     own = [row for row, each in enumerate(members) for _ in each]
     pairs = torch.tensor([own, [other for each in members for other in each]], device=rows.device)
-    distance = torch.cat(
-        [
-            (2 - 2 * (rows[pairs[0, chunk]] * rows[pairs[1, chunk]]).sum(1)) / largest[pairs[0, chunk]]
-            for chunk in row_chunks(pairs.shape[1], rows.shape[1])
-        ]
-    )
-    values = torch.exp(-distance)
+    chunks = (pairs[:, chunk] for chunk in row_chunks(pairs.shape[1], rows.shape[1]))
+    cosines = torch.cat([(rows[first] * rows[second]).sum(1) for first, second in chunks])
+    values = torch.exp((2 * cosines - 2) / largest[pairs[0]])
     total = values.new_zeros(n).index_add_(0, pairs[0], values)
     return csr_matrix(((values / total[pairs[0]]).cpu().numpy(), pairs.cpu().numpy()), shape=(n, n))
 

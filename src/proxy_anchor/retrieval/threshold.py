@@ -90,15 +90,13 @@ def calibrate_threshold(
     )
 
 
-def operating_point_inconsistency(
-    similarities: Tensor, classes: Tensor, *, rates: tuple[float, float] = (0.01, 0.1), num_thresholds: int = 101
-) -> float:
+def operating_point_inconsistency(similarities: Tensor, classes: Tensor) -> float:
     """OPIS: variance between classes of the utility of one threshold; Zhang et al. 2024.
 
     "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning". For class i and the distance d of unit
     vectors, U_i(d) is the harmonic mean of the share of its pairs within d, and the share of the pairs of one image of
     i with one of another class beyond d. OPIS is the mean over classes and d of (U_i(d) - mean over classes)^2; d runs
-    evenly over where the false accept rate of all pairs lies between `rates`.
+    evenly over where the false accept rate of all pairs lies between 0.01 and 0.1.
 
     similarities: (N, N) cosines. classes: (N,) integers, at least two classes. Of more than 1,000 images, as many are
     the other class's. Classes with a single image do not count. In [0, 1/4]; 0 where all classes have the same rates.
@@ -107,8 +105,8 @@ def operating_point_inconsistency(
     some = torch.arange(0, len(classes), -(-len(classes) // 1000), device=classes.device)
     others, different = distances[:, some], classes[:, None] != classes[some]
     negatives = others[different]
-    low, high = (negatives.kthvalue(max(1, int(rate * len(negatives)))).values.item() for rate in rates)
-    thresholds = torch.linspace(low, high, num_thresholds, device=distances.device)
+    low, high = (negatives.kthvalue(max(1, int(rate * len(negatives)))).values.item() for rate in (0.01, 0.1))
+    thresholds = torch.linspace(low, high, 101, device=distances.device)
 
     def share_within(values: Tensor) -> Tensor:
         return torch.searchsorted(values.sort().values, thresholds, right=True).double() / max(1, len(values))

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from proxy_anchor.data.benchmarks.lists import find_below
-from proxy_anchor.data.table import Splits, make_tables, require_benchmark
+from proxy_anchor.data.table import Splits, make_splits, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = {"train": (8054, 98), "query": (8131, 98)}
 _LAST_TRAIN_CLASS = 98
 _PARTS = {
+    "car_ims": ("cars_annos.mat",),
     "cars_train": ("cars_train_annos.mat",),
     "cars_test": ("cars_test_annos_withlabels.mat", "cars_test_annos.mat"),
 }
@@ -34,14 +35,12 @@ def load_cars(root: Path | str, *, allow_partial: bool = False, verify_files: bo
     Raises UsageError when annotations are missing or have no classes, files are missing, or counts differ.
     """
     root = Path(root)
-    rows = _joint(root) or _two_folders(root)
+    rows = _rows(root)
     names = _class_names(root)
     train = [(path, names.get(label, str(label))) for path, label in rows if label <= _LAST_TRAIN_CLASS]
     test = [(path, names.get(label, str(label))) for path, label in rows if label > _LAST_TRAIN_CLASS]
-    [train_table], [test_table] = make_tables(train), make_tables(test)
-    return require_benchmark(
-        Splits("cars", train_table, test_table), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
-    )
+    splits = make_splits("cars", train, test)
+    return require_benchmark(splits, EXPECTED, allow_partial=allow_partial, verify_files=verify_files)
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -76,16 +75,11 @@ def _class_names(root: Path) -> dict[int, str]:
     return {number: f"{number} {each}" for number, each in enumerate(names, start=1)}
 
 
-def _joint(root: Path) -> list[tuple[Path, int]]:
-    folder, file = find_below(root, "car_ims"), find_below(root, "cars_annos.mat")
-    if folder is None or file is None:
-        return []
-    return [(folder / Path(name).name, label) for name, label in _read_annotations(file)]
-
-
-def _two_folders(root: Path) -> list[tuple[Path, int]]:
+def _rows(root: Path) -> list[tuple[Path, int]]:
     rows: list[tuple[Path, int]] = []
     for part, candidates in _PARTS.items():
+        if rows and part == "cars_train":
+            break  # the joint layout holds all images
         folder = find_below(root, part)
         files = [file for file in (find_below(root, name) for name in candidates) if file is not None]
         if folder is not None and files:

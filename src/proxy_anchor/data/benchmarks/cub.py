@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy_anchor.data.benchmarks.lists import as_int, read_columns, require_below
-from proxy_anchor.data.table import Splits, make_tables, require_benchmark
+from proxy_anchor.data.table import Splits, make_splits, require_benchmark
 
 EXPECTED = {"train": (5864, 100), "query": (5924, 100)}
 _LAST_TRAIN_CLASS = 100
@@ -32,8 +32,7 @@ def load_cub(root: Path | str, *, allow_partial: bool = False, verify_files: boo
     rows = [
         (folder / "images" / name, labels[image]) for _, (image, name) in read_columns(names_file, 2) if image in labels
     ]
-    [train] = make_tables((path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS)
-    [query] = make_tables((path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS)
-    return require_benchmark(
-        Splits("cub", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
-    )
+    train = [(path, str(label)) for path, label in rows if label <= _LAST_TRAIN_CLASS]
+    query = [(path, str(label)) for path, label in rows if label > _LAST_TRAIN_CLASS]
+    splits = make_splits("cub", train, query)
+    return require_benchmark(splits, EXPECTED, allow_partial=allow_partial, verify_files=verify_files)

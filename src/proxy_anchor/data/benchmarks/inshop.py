@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy_anchor.data.benchmarks.lists import read_columns, require_below
-from proxy_anchor.data.table import Splits, make_tables, require_benchmark
+from proxy_anchor.data.table import Splits, make_splits, require_benchmark
 from proxy_anchor.errors import UsageError
 
 EXPECTED = {"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)}
@@ -33,7 +33,5 @@ def load_inshop(root: Path | str, *, allow_partial: bool = False, verify_files: 
         if status not in groups:
             raise UsageError(f"{place}: status {status!r} is not known; expected train, query or gallery.")
         groups[status].append((images / name.removeprefix("img/"), item))  # paths in the list start above img/
-    [train] = make_tables(groups["train"])
-    query, gallery = make_tables(groups["query"], groups["gallery"])
-    splits = Splits("inshop", train, query, gallery, notice=f"images from {images.relative_to(root)}/")
+    splits = make_splits("inshop", *groups.values(), notice=f"images from {images.relative_to(root)}/")
     return require_benchmark(splits, EXPECTED, allow_partial=allow_partial, verify_files=verify_files)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy_anchor.data.benchmarks.lists import read_columns, require_below
-from proxy_anchor.data.table import Splits, make_tables, require_benchmark
+from proxy_anchor.data.table import Splits, make_splits, require_benchmark
 
 EXPECTED = {"train": (59551, 11318), "query": (60502, 11316)}
 
@@ -23,13 +23,10 @@ def load_sop(root: Path | str, *, allow_partial: bool = False, verify_files: boo
     Raises UsageError when files are missing or damaged, or counts differ.
     """
     root = Path(root)
-    tables = []
+    parts = []
     for name in ("Ebay_train.txt", "Ebay_test.txt"):
         file = require_below(root, "Stanford Online Products", name)
         # image_id class_id super_class_id path
-        rows = [(file.parent / path, label) for _, (_, label, _, path) in read_columns(file, 4, skip_lines=1)]
-        tables += make_tables(rows)
-    train, query = tables
-    return require_benchmark(
-        Splits("sop", train, query), EXPECTED, allow_partial=allow_partial, verify_files=verify_files
-    )
+        parts.append([(file.parent / path, label) for _, (_, label, _, path) in read_columns(file, 4, skip_lines=1)])
+    splits = make_splits("sop", *parts)
+    return require_benchmark(splits, EXPECTED, allow_partial=allow_partial, verify_files=verify_files)

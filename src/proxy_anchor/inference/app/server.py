@@ -43,7 +43,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # Pillow's names
 LOCAL = ("127.0.0.1", "localhost")
 MAX_NEIGHBOURS = 200
 PART_IMAGES = 100  # of the gallery, in one answer
-ORDERS = ("random", "class", "example")
 MAP_IMAGES = 2000  # more points hide each other: of larger galleries a random part is drawn
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _STATIC = {
@@ -127,7 +126,7 @@ class _Page:
         self.max_bytes, self.max_pixels = max_bytes, max_pixels
         self._lock = threading.Lock()  # one network pass or search at a time
         self._map_lock = threading.Lock()  # separate: a map takes seconds, and searches continue meanwhile
-        self._maps: dict[int, list[tuple[int, float, float]]] = {}
+        self._map = lru_cache(_map)
         # Of one start of the server: browsers keep pictures, and another start may have other images.
         self._version = secrets.token_hex(4)
 
@@ -203,9 +202,7 @@ class _Page:
         """Positions, classes and names of the gallery's images, or of a part of them."""
         model = self._model(request)
         with self._map_lock:
-            if model not in self._maps:
-                self._maps[model] = _map(self.retrievers[model])
-        places = self._maps[model]
+            places = self._map(self.retrievers[model])
         return _json({"points": [{**self._image(model, id_, request), "x": x, "y": y} for id_, x, y in places]})
 
     def picture(self, read: Callable[[str], tuple[bytes, str]], request: Request) -> Response:
@@ -246,7 +243,7 @@ def _listed(retriever: Retriever, order: str, text: str, seed: int) -> np.ndarra
 
     order: "random", "class" (alphabetical, images at random), or "example" (one image of each class, at random).
     """
-    check_choice("order", order, ORDERS)
+    check_choice("order", order, ("random", "class", "example"))
     ids = np.random.default_rng(seed).permutation(retriever.embeddings[0])
     labels = [retriever.items[id_].label or "" for id_ in ids.tolist()]
     kept = [row for row, label in enumerate(labels) if text.lower() in label.lower()]
