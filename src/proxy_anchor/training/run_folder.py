@@ -22,7 +22,7 @@ from proxy_anchor.training.callbacks.checkpoint import previous_version
 from proxy_anchor.training.callbacks.health import REPLAY_FILE
 from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
 from proxy_anchor.training.distributed import gather_objects, reduce_max, write_before_any_ends
-from proxy_anchor.utils import CLASSES_FILE, FAILURE_FILE, STOP_SIGNALS, HostCopy, write_text
+from proxy_anchor.utils import CLASSES_FILE, FAILURE_FILE, STOP_SIGNALS, HostCopy
 
 RECORD_KEY = "run_record"
 _LEFT_BEFORE_A_CHECKPOINT = (
@@ -129,15 +129,8 @@ class RunRecord(pl.Callback):
             return
         for logger, text in zip(_csv_loggers(trainer), self._restored["metrics"], strict=False):
             writer = logger.experiment  # making it removes the file
-            rows = list(csv.DictReader(io.StringIO(text)))
-            means = self._restored["means"]
-            names = sorted({*(rows[0] if rows else ()), *means})
-            stream = io.StringIO(newline="")
-            table = csv.DictWriter(stream, names)
-            table.writeheader()
-            table.writerows([*rows, means])
-            write_text(Path(writer.metrics_file_path), stream.getvalue())
-            writer.metrics_keys = names
+            writer.metrics = [*csv.DictReader(io.StringIO(text)), self._restored["means"]]
+            writer.save()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore the random number generators."""

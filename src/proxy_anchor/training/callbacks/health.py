@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from torch.nn.utils import get_total_norm
 from proxy_anchor.data.table import shorten
 from proxy_anchor.training.distributed import gather_objects, reduce_max, write_before_any_ends
 from proxy_anchor.training.finite import NotFinite
-from proxy_anchor.utils import rank, write_text
+from proxy_anchor.utils import rank, write_json
 
 if TYPE_CHECKING:
     from proxy_anchor.training.module import MetricLearner
@@ -161,7 +160,7 @@ class Health(pl.Callback):
         }
         if rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(self.folder / REPLAY_FILE, json.dumps(content, indent=2) + "\n")
+            write_json(self.folder / REPLAY_FILE, content)
         write_before_any_ends(trainer)
 
 
