@@ -149,13 +149,9 @@ def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
 
     Names that would be equal also hold the settings in which the groups differ.
     """
-    alike: dict[str, list[list[Run]]] = {}
-    for group in by_seed(runs):
-        alike.setdefault(_title(group[0]), []).append(group)
     return {
         ", ".join([name, *different]): [run.result for run in group]
-        for name, groups in alike.items()
-        for group, different in zip(groups, told_apart([each[0].config for each in groups]), strict=True)
+        for name, group, different in told_apart(by_seed(runs), _title)
     }
 
 

@@ -156,21 +156,16 @@ def _with_ours(row: Row, group: Sequence[Run], contracts: Sequence[Contract], la
 
 def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
     """Rows that the paper does not have; footnotes tell apart those that look alike."""
-    alike: dict[tuple[Any, ...], list[Sequence[Run]]] = {}
-    for group in groups:
-        alike.setdefault((*_looks(group[0].config), group[0].data_name), []).append(group)
     rows = []
-    for (*looks, data), same in alike.items():
-        empty = Row(*looks)
-        for group, different in zip(same, told_apart([each[0].config for each in same]), strict=True):
-            config = group[0].config
-            marks = ["the paper has no such row"] if is_benchmark(config) else []
-            if group[0].result["selected"].get("validation") is not None:
-                marks.append("the epoch is selected on held-out classes")
-            row = _filled(empty, group, [*marks, *different])
-            if not is_whole_benchmark(config):
-                row = replace(row, data=data, run_names=", ".join(run.name for run in group))
-            rows.append(row)
+    for (*looks, data), group, different in told_apart(groups, lambda run: (*_looks(run.config), run.data_name)):
+        config = group[0].config
+        marks = ["the paper has no such row"] if is_benchmark(config) else []
+        if group[0].result["selected"].get("validation") is not None:
+            marks.append("the epoch is selected on held-out classes")
+        row = _filled(Row(*looks), group, [*marks, *different])
+        if not is_whole_benchmark(config):
+            row = replace(row, data=data, run_names=", ".join(run.name for run in group))
+        rows.append(row)
     return rows
 
 
