@@ -158,15 +158,12 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
 
 def _with_own_names(runs: Sequence[Run]) -> list[Run]:
     """The same runs, with numbers for different data of one name."""
-    data: dict[str, list[str]] = {}
+    named = []
     for run in runs:
-        data[run.data_name] = list(dict.fromkeys([*data.get(run.data_name, []), run.data]))
-    return [
-        replace(run, data_name=f"{run.data_name} ({data[run.data_name].index(run.data) + 1})")
-        if len(data[run.data_name]) > 1
-        else run
-        for run in runs
-    ]
+        data = list(dict.fromkeys(each.data for each in runs if each.data_name == run.data_name))
+        number = f" ({data.index(run.data) + 1})" if len(data) > 1 else ""
+        named.append(replace(run, data_name=f"{run.data_name}{number}"))
+    return named
 
 
 def _read_run(folder: Path, searched_in: Path) -> Run:
