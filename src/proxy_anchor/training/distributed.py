@@ -154,11 +154,8 @@ class SyncBatchNorms(TorchSyncBatchNorm):
 
 
 # torch 2.13 renamed the argument, and warns of the former name.
-_SENDS_STATISTICS = next(
-    name
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in signature(DistributedDataParallel).parameters
-)
+_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+_SENDS_STATISTICS = "forward_sync_buffers" if _RENAMED else "broadcast_buffers"
 
 
 class LeanDDP(DDPStrategy):

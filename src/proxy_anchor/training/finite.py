@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import AgreedError
-from proxy_anchor.training.distributed import reduce_max, world_size
+from proxy_anchor.training.distributed import reduce_max
 from proxy_anchor.utils import HostCopy
 
 
@@ -31,9 +31,7 @@ class FiniteGuard:
 
         where: names the step in the error. loss_finite: () bool. norm: () float, of all gradients.
         """
-        bad = ~torch.stack([loss_finite, torch.isfinite(norm)])
-        if world_size() > 1:
-            bad = reduce_max(bad.int())
+        bad = reduce_max((~torch.stack([loss_finite, torch.isfinite(norm)])).int())
         self._where = where
         self._shown = HostCopy(bad)
         return bad.any().float()

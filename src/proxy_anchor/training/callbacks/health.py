@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -13,10 +13,8 @@ from torch.nn.utils import get_total_norm
 from proxy_anchor.data.table import shorten
 from proxy_anchor.training.distributed import gather_objects, reduce_max, write_before_any_ends
 from proxy_anchor.training.finite import NotFinite
+from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.utils import rank, write_json
-
-if TYPE_CHECKING:
-    from proxy_anchor.training.module import MetricLearner
 
 REPLAY_FILE = "not_finite.json"
 COLLAPSED = 0.98  # mean cosine similarity of different images, of all classes
@@ -92,10 +90,19 @@ class Health(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
         """Log and judge the step."""
-        if self._ratio is not None:
-            pl_module.log("health/update_ratio", self._ratio)
-            if trainer.current_epoch == pl_module.warmup_epochs:
-                self._judge(float(self._ratio), trainer, pl_module)
+        if self._ratio is None:
+            return
+        pl_module.log("health/update_ratio", self._ratio)
+        if trainer.current_epoch != pl_module.warmup_epochs:
+            return
+        ratio, epoch, lr = float(self._ratio), trainer.current_epoch + 1, pl_module.lr
+        if ratio == 0 and str(trainer.precision) != "16-mixed":  # whose scaler skips its first steps
+            self._warn(f"epoch {epoch}: the backbone has not moved although the warm-up is over: it got no gradient.")
+        elif ratio and not STEP_TOO_SMALL <= ratio <= STEP_TOO_LARGE:
+            self._warn(
+                f"epoch {epoch}: optimizer.lr={lr:g} looks far too {'high' if ratio > 1e-3 else 'low'}: the "
+                f"backbone's first step is {ratio:.1e} of its weights' length (about 1e-3 is usual)."
+            )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
         """Name classes that no batch held."""
@@ -107,16 +114,6 @@ class Health(pl.Callback):
                     f"{len(never)} of {len(self._seen)} classes were never in a batch of training: no full batch held "
                     f"them ({shorten([names[row] if row < len(names) else str(row) for row in never])})."
                 )
-
-    def _judge(self, ratio: float, trainer: pl.Trainer, pl_module: MetricLearner) -> None:
-        epoch, lr = trainer.current_epoch + 1, pl_module.lr
-        if ratio == 0 and str(trainer.precision) != "16-mixed":  # whose scaler skips its first steps
-            self._warn(f"epoch {epoch}: the backbone has not moved although the warm-up is over: it got no gradient.")
-        elif ratio and not STEP_TOO_SMALL <= ratio <= STEP_TOO_LARGE:
-            self._warn(
-                f"epoch {epoch}: optimizer.lr={lr:g} looks far too {'high' if ratio > 1e-3 else 'low'}: the "
-                f"backbone's first step is {ratio:.1e} of its weights' length (about 1e-3 is usual)."
-            )
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reset the sum."""
