@@ -32,8 +32,9 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
         retriever.calibrate(cfg.false_accept_rate)
         if cfg.index is not None:
             retriever.save(cfg.index)
-    if retriever.threshold is not None:
-        print(retriever.threshold.describe())
+    threshold = None if retriever.threshold is None else retriever.threshold.describe()
+    if threshold:
+        print(threshold)
 
     done = retriever.embedder.embed(queries)
     if not done.rows:
@@ -56,7 +57,7 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
     default = run if (run / "config.yaml").is_file() else Path()
     output = Path(config.absolute(cfg.output or str(default / "search")))
     write_json(output.with_name(f"{output.name}.json"), {"checkpoint": cfg.checkpoint, "queries": listed})
-    write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, shown)
+    write_search_page(output.with_name(f"{output.name}.html"), queries, shown, threshold)
     print(f"written: {output}.json and {output}.html")
     return listed
 

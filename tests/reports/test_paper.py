@@ -102,7 +102,7 @@ def test_folders_that_are_no_finished_run_are_left_out_and_said(tmp_path, report
     (write_run(tmp_path / "runs/old") / "config.yaml").write_text("seed: 1")
     (write_run(tmp_path / "runs/odd") / "config.yaml").write_text("seed: [")
     left_out: list[str] = []
-    assert [run.folder for run in read_runs(tmp_path / "runs", left_out)] == [good]
+    assert [run.name for run in read_runs(tmp_path / "runs", left_out)] == [good.name]
     reasons = dict(line.removeprefix(f"{tmp_path}/runs/").split(": ", 1) for line in left_out)
     assert set(reasons) == {*damages, "killed", "bare", "odd", "old"}
     assert (reasons["killed"], reasons["bare"]) == ("not finished", "no config.yaml")

@@ -18,7 +18,6 @@ from proxy_anchor.data.images import ImageInput, make_thumbnail, open_input
 from proxy_anchor.data.table import Splits
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.hits import Hit, vote
-from proxy_anchor.inference.retriever import Retriever
 from proxy_anchor.reports.figures import run_curves
 from proxy_anchor.reports.gallery import nearest_images
 from proxy_anchor.utils import write_text
@@ -138,12 +137,12 @@ def _tile(image: ImageInput, state: str, *lines: str | None) -> dict[str, Any]:
 
 
 def write_search_page(
-    file: Path,
-    retriever: Retriever,
-    queries: Sequence[Path],
-    results: Sequence[Sequence[Hit]],
+    file: Path, queries: Sequence[Path], results: Sequence[Sequence[Hit]], threshold: str | None
 ) -> None:
-    """A row per query with its hits: similarity, class, name; matches framed green."""
+    """A row per query with its hits: similarity, class, name; matches framed green.
+
+    threshold: describes the similarity of a match; None without one.
+    """
     rows = []
     for query, hits in zip(queries, results, strict=True):
         label, share = vote(hits)
@@ -153,7 +152,6 @@ def write_search_page(
             state, word = ("hit", "match ") if hit.is_match else ("", "")  # a word in addition to the colour
             tiles.append(_tile(hit.name, state, f"{word}{hit.similarity:.3f}", hit.label, hit.name))
         rows.append(tiles)
-    threshold = retriever.threshold and retriever.threshold.describe()
     write_text(file, render("search.html", threshold=threshold, queries=rows))
 
 

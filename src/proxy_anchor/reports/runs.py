@@ -112,7 +112,6 @@ class Run:
         data_name: `data` for people; different data have different names.
     """
 
-    folder: Path
     config: Mapping[str, Any]
     result: Mapping[str, Any]
     name: str
@@ -190,7 +189,7 @@ def _read_run(folder: Path, searched_in: Path) -> Run:
     place = dataset.get("csv") or dataset.get("root")
     data_name = Path(place).name if dataset["name"] == "folder" and place else str(dataset["name"])
     content = dataset["name"] if is_whole_benchmark(config) else repr(sorted(data.items()))
-    return Run(folder, config, result, name, content, data_name)
+    return Run(config, result, name, content, data_name)
 
 
 def is_benchmark(config: Mapping[str, Any]) -> bool:

@@ -87,10 +87,8 @@ def decided_by_first(decide: Callable[[], T]) -> T:
         except Exception as error:  # of any kind: the other ranks wait
             failed, told[1] = error, str(error) or type(error).__name__
     dist.broadcast_object_list(told, src=0)
-    if failed is not None:
-        raise failed
     if told[1] is not None:
-        raise AgreedError(told[1])
+        raise failed or AgreedError(told[1])
     return told[0]
 
 

@@ -43,7 +43,6 @@ class Health(pl.Callback):
         self._count = 0
         self._seen: Tensor | None = None  # (C,) bool: classes that had an image so far, on the device
         self._before: list[Tensor] = []  # the backbone's weights before the step that is measured
-        self._due = False  # whether the next step is to be measured
         self._ratio: Tensor | None = None  # (), on the device
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,8 +66,8 @@ class Health(pl.Callback):
             self._seen = seen.to(proxies.device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """The first step of this epoch is measured, unless it is one of the warm-up."""
-        self._ratio, self._due = None, trainer.current_epoch >= pl_module.warmup_epochs
+        """The first step of this epoch is measured."""
+        self._ratio = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Keep the indices of two batches, since errors are read one step later; mark their classes."""
@@ -77,9 +76,9 @@ class Health(pl.Callback):
             self._seen.index_fill_(0, batch[1], True)
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Keep the backbone's weights if this step is the one that is measured."""
-        if self._due:
-            self._before, self._due = [each.detach().clone() for each in _trained(pl_module)], False
+        """Keep the backbone's weights before an epoch's first step, unless it is one of the warm-up."""
+        if self._ratio is None and trainer.current_epoch >= pl_module.warmup_epochs:
+            self._before = [each.detach().clone() for each in _trained(pl_module)]
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: MetricLearner, *rest: Any) -> None:  # type: ignore[override]
         """Compare the weights with those before the step."""
