@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -12,17 +11,12 @@ from proxy_anchor.cli import config
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_number
 
-if TYPE_CHECKING:
-    from proxy_anchor.data.bad_images import Finding
-    from proxy_anchor.data.table import Splits
-    from proxy_anchor.inference.embedder import Embedder
-
 
 def check(cfg: DictConfig) -> bool:
     """Print unusable and odd images; returns whether all are usable."""
     from hydra.utils import instantiate
 
-    from proxy_anchor.data.bad_images import BAD, check_images, format_findings, write_findings
+    from proxy_anchor.data.bad_images import BAD, NEAR, check_images, format_findings, write_findings
 
     config.make_paths_absolute(cfg)
     check_number("similarity", cfg.similarity, 0, maximum=1)
@@ -37,7 +31,8 @@ def check(cfg: DictConfig) -> bool:
     if cfg.near:  # a wrong checkpoint is refused before images are read
         from proxy_anchor.inference.checkpoint import load_trained
         from proxy_anchor.inference.embedder import Embedder
-        from proxy_anchor.inference.near import published_features
+        from proxy_anchor.inference.near import near_findings, published_features
+        from proxy_anchor.reports.pages import write_findings_page
 
         net = published_features() if cfg.checkpoint is None else load_trained(cfg.checkpoint)
         embedder = Embedder(net, **cfg.embed)
@@ -46,23 +41,16 @@ def check(cfg: DictConfig) -> bool:
     findings = check_images(splits)
     print(format_findings(findings, sum(len(table) for table in splits.tables.values())), flush=True)
     if embedder is not None:
-        findings += _check_near(splits, embedder, cfg.similarity, output.with_suffix(".html"))
+        found = near_findings(splits, embedder, cfg.similarity)
+        for kind, meaning in NEAR.items():
+            print(f"{kind}: {sum(finding.kind == kind for finding, _ in found):,} ({meaning})")
+        page = output.with_suffix(".html")
+        write_findings_page(page, found)
+        print(f"written: {page}")
+        findings += [finding for finding, _ in found]
     if cfg.output is not None:
         write_findings(output, findings)
     return not any(finding.kind in BAD for finding in findings)
-
-
-def _check_near(splits: Splits, embedder: Embedder, similarity: float, page: Path) -> list[Finding]:
-    from proxy_anchor.data.bad_images import NEAR
-    from proxy_anchor.inference.near import near_findings
-    from proxy_anchor.reports.pages import write_findings_page
-
-    found = near_findings(splits, embedder, similarity)
-    for kind, meaning in NEAR.items():
-        print(f"{kind}: {sum(finding.kind == kind for finding, _ in found):,} ({meaning})")
-    write_findings_page(page, found)
-    print(f"written: {page}")
-    return [finding for finding, _ in found]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from proxy_anchor.data.table import Splits
-    from proxy_anchor.reports.paper import Contract
 
 EXPERIMENTS = Path(entry.CONF) / "experiment"
 
@@ -65,19 +64,17 @@ def paper(runs: Path, output: Path) -> str:
     return f"{text}{notes}\nall K: {output / 'tables.md'}, .tex; figures (.svg, .png): {', '.join(figures)}"
 
 
-def contracts(datasets: set[str]) -> list[Contract]:
-    """The contracts of conf/experiment for these data sets."""
+def contracts(datasets: set[str]) -> list[tuple[list[str], Any]]:
+    """The contracts of conf/experiment for these data sets: labels in the paper, and the config."""
     from hydra import compose
 
     from proxy_anchor.cli.experiments import read_experiments
-    from proxy_anchor.reports.paper import Contract
 
     found = []
     for each in read_experiments(EXPERIMENTS):
         for overrides in each.expect if each.labels and each.dataset in datasets else ():
             cfg = compose("train", [f"experiment={each.name}", *overrides])
-            contract: Any = OmegaConf.to_container(cfg, resolve=True)
-            found.append(Contract(tuple(each.labels), contract))
+            found.append((each.labels, OmegaConf.to_container(cfg, resolve=True)))
     return found
 
 

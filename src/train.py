@@ -89,7 +89,6 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     loss = instantiate(cfg.loss, num_classes=data.splits.train.num_classes, embedding_dim=cfg.embedding_dim)
     cfg.compile = config.whether_to_compile(cfg, net, len(data.splits.train), before)
     metadata = config.run_metadata(cfg, data.splits, before)
-    compilation = config.compilation(cfg, data.num_eval_images)
     learner = MetricLearner(
         net,
         loss,
@@ -97,7 +96,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
         seed=cfg.seed,
         **config.learning(cfg),
         metadata=metadata,
-        **compilation,
+        **config.compilation(cfg, data.num_eval_images),
     )
 
     described = [f"run folder: {folder}", data.describe(), config.describe_training(cfg, net), chosen]

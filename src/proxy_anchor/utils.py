@@ -1,4 +1,4 @@
-"""Shared helpers: files, CPU count, memory, device-to-host copies."""
+"""Shared helpers: files, CPU count, memory, ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from subprocess import CalledProcessError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxy_anchor.errors import UsageError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FAILURE_FILE = "error.txt"  # in the folder of a failed run: the traceback; its last line is the reason
 
@@ -64,25 +61,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
         return bool(mallopt(_M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
     return False
-
-
-class HostCopy:
-    """Asynchronous device-to-host copy; `get()` blocks."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._host, self._copied = values, None
-        if values.is_cuda:
-            import torch
-
-            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._host.copy_(values, non_blocking=True)
-            self._copied = torch.cuda.current_stream(values.device).record_event()
-
-    def get(self) -> Tensor:
-        """Wait for the copy and return the tensor on the CPU."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._host
 
 
 RESULT_FILE = "result.json"

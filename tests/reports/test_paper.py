@@ -36,7 +36,7 @@ CARS = ("dataset=cars", "backbone=bninception")
 
 def contract(*overrides: str) -> Contract:
     config = OmegaConf.to_container(compose_train(*CARS, *overrides), resolve=True)
-    return Contract(("tab:eval_cub_cars",), config)
+    return ["tab:eval_cub_cars"], config
 
 
 def test_mean_deviation_n_and_difference_over_seeds(tmp_path):
@@ -48,7 +48,13 @@ def test_mean_deviation_n_and_difference_over_seeds(tmp_path):
     tables = paper_tables(read_runs(tmp_path), [contract("embedding_dim=512")])
     assert [table.label for table in tables] == ["tab:eval_cub_cars", "tab:eval_cub_cars_supp", "tab:batch_size_fine"]
     [row] = [row for row in tables[0].rows if row.ours]
-    assert (row.method, row.dimension, row.backbone, row.runs, row.mark) == ("Proxy-Anchor", 512, "bninception", 3, "")
+    assert (row.method, row.dimension, row.backbone, row.last.runs, row.mark) == (
+        "Proxy-Anchor",
+        512,
+        "bninception",
+        3,
+        "",
+    )
     assert row.paper == {1: 86.1, 2: 91.7, 4: 95.0, 8: 97.3}
     assert row.ours[1].mean == pytest.approx(86)
     assert row.ours[1].deviation == pytest.approx(1)
@@ -96,7 +102,7 @@ def test_folders_that_are_no_finished_run_are_left_out_and_said(tmp_path, report
     (write_run(tmp_path / "runs/old") / "config.yaml").write_text("seed: 1")
     (write_run(tmp_path / "runs/odd") / "config.yaml").write_text("seed: [")
     left_out: list[str] = []
-    assert [run.folder for run in read_runs(tmp_path / "runs", left_out)] == [good]
+    assert [run.name for run in read_runs(tmp_path / "runs", left_out)] == [good.name]
     reasons = dict(line.removeprefix(f"{tmp_path}/runs/").split(": ", 1) for line in left_out)
     assert set(reasons) == {*damages, "killed", "bare", "odd", "old"}
     assert (reasons["killed"], reasons["bare"]) == ("not finished", "no config.yaml")

@@ -125,6 +125,7 @@ def check_config(cfg: DictConfig) -> None:
 
     Makes the data set's paths absolute. Constructors know most ranges; the cheap ones are called once without data.
     """
+    import torch
     from hydra.utils import instantiate
 
     from proxy_anchor.data.bad_images import ON_BAD_IMAGE
@@ -146,7 +147,13 @@ def check_config(cfg: DictConfig) -> None:
             f"trainer.check_val_every_n_epoch={cfg.trainer.check_val_every_n_epoch} does not divide trainer.max_epochs="
             f"{cfg.trainer.max_epochs}: the last epoch would not be evaluated. Choose a divisor."
         )
-    _check_accelerator(cfg.trainer.accelerator)
+    accelerator = cfg.trainer.accelerator
+    found = torch.cuda.is_available() or (accelerator == "gpu" and torch.backends.mps.is_available())
+    if accelerator in ("gpu", "cuda") and not found:  # the trainer's error names no repair
+        raise UsageError(
+            f"trainer.accelerator={accelerator}: torch {torch.__version__} finds no GPU on this machine. Set "
+            "trainer.accelerator=cpu or auto, or install a torch for its driver."
+        )
     for key in ("max_steps", "max_time"):
         if cfg.trainer.get(key) not in (None, -1) and cfg.trainer.check_val_every_n_epoch > 1:
             raise UsageError(
@@ -184,16 +191,4 @@ def check_config(cfg: DictConfig) -> None:
     if cfg.batch_norm.startswith("frozen") and not cfg.backbone.pretrained and cfg.backbone.weights is None:
         raise UsageError(
             "frozen batch norm needs pretrained weights: add batch_norm=train to backbone.pretrained=false."
-        )
-
-
-def _check_accelerator(name: object) -> None:
-    """Raise UsageError for a GPU where torch finds none; the trainer's error names no repair."""
-    import torch
-
-    found = torch.cuda.is_available() or (name == "gpu" and torch.backends.mps.is_available())
-    if name in ("gpu", "cuda") and not found:
-        raise UsageError(
-            f"trainer.accelerator={name}: torch {torch.__version__} finds no GPU on this machine. Set "
-            "trainer.accelerator=cpu or auto, or install a torch for its driver."
         )

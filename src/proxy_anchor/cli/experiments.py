@@ -31,7 +31,6 @@ class Experiment:
         labels: the tables and figures of the paper, by their labels in its source.
         expect: {overrides of a job, () in a single run: {K: the paper's Recall@K in percent}}.
         jobs: the overrides of each job as Hydra makes them, [()] for a single run.
-        varied: the keys that a sweep varies.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Experiment:
     expect: dict[tuple[str, ...], dict[int, float]]
     dataset: str
     jobs: tuple[tuple[str, ...], ...]
-    varied: tuple[str, ...]
 
 
 def read_experiment(file: Path) -> Experiment:
@@ -61,7 +59,7 @@ def read_experiment(file: Path) -> Experiment:
         expect[tuple(overrides.split())] = {int(k): float(value) for k, value in found}
     params = OmegaConf.select(OmegaConf.load(file), "hydra.sweeper.params") or {}
     choices = [[f"{key}={value}" for value in re.split(r",(?![^{]*})", str(params[key]))] for key in params]
-    return Experiment(file.stem, labels, expect, dataset[1], tuple(product(*choices)), tuple(params))
+    return Experiment(file.stem, labels, expect, dataset[1], tuple(product(*choices)))
 
 
 def read_experiments(folder: Path) -> list[Experiment]:
@@ -76,7 +74,7 @@ def experiment_rows(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
             "experiment": each.name,
             "paper": ", ".join(each.labels) or None,
             "dataset": each.dataset,
-            "varies": ", ".join(each.varied) or None,
+            "varies": ", ".join(override.partition("=")[0] for override in each.jobs[0]) or None,
             "jobs": len(each.jobs),
             "expected Recall@1": _recall_range(each),
         }

@@ -139,8 +139,7 @@ def explained(cfg: DictConfig) -> Iterator[None]:
             torch.cuda.empty_cache()
         raise UsageError(
             f"out of memory with data.batch_size={cfg.data.batch_size}{figures}: set a smaller one "
-            "(data.eval_batch_size if an "
-            "evaluation had begun), trainer.precision=bf16-mixed, or data.cache=ram."
+            "(data.eval_batch_size if an evaluation had begun), trainer.precision=bf16-mixed, or data.cache=ram."
         ) from None
     except MisconfigurationException as error:
         raise UsageError(" ".join(str(error).split())) from error

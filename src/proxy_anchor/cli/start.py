@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.cli.checks import check_config
 from proxy_anchor.errors import FolderTaken, UsageError
-from proxy_anchor.reports.runs import NO_EFFECT, settings
+from proxy_anchor.reports.runs import NO_EFFECT, PLACES, settings
 from proxy_anchor.training.run_lock import take
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, is_distributed, rank, read_result
 
@@ -153,21 +153,10 @@ def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
     return replace(checkpoint, state={})
 
 
-PLACES = ("dataset.root", "dataset.csv", "dataset.load.root", "dataset.load.csv_file")
-
-
 def _require_same_begun(cfg: DictConfig, folder: Path) -> None:
     """As `require_same`, unless the run in `folder` has trained nothing: then it is begun anew."""
     if (folder / "config.yaml").is_file() and any(folder.glob("*.ckpt*")):
         require_same(cfg, folder, moved=True)  # the checkpoint knows the content of its images
-
-
-def _keep_chosen(cfg: DictConfig, made: dict[str, Any]) -> None:
-    """Take over what `config.fit_to_images` chose when the run began, where the command leaves it open."""
-    if cfg.data.batch_size is None and "data" in made:
-        cfg.data.batch_size, k = made["data"]["batch_size"], made["data"].get("images_per_class")
-        if k is not None and k < (cfg.data.images_per_class or 0):
-            cfg.data.images_per_class = k
 
 
 def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
@@ -180,7 +169,11 @@ def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
             f"{file} is damaged or missing and does not say which run the folder holds: choose another run=NAME, or "
             "remove that folder."
         ) from error
-    _keep_chosen(cfg, made)
+    # What `config.fit_to_images` chose when the run began is taken over, where the command leaves it open.
+    if cfg.data.batch_size is None and "data" in made:
+        cfg.data.batch_size, k = made["data"]["batch_size"], made["data"].get("images_per_class")
+        if k is not None and k < (cfg.data.images_per_class or 0):
+            cfg.data.images_per_class = k
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
     one, other = (settings(each, (*NO_EFFECT, *(PLACES if moved else ()))) for each in (made, wanted))
     different = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))

@@ -48,8 +48,7 @@ VARIED = {
 
 
 def _name(run: Run) -> str:
-    config = run.config
-    return f"{run.data_name}, {method_name(config)}, {backbone_abbreviation(backbone_name(config))}"
+    return f"{run.data_name}, {method_name(run.config)}, {backbone_abbreviation(backbone_name(run.config))}"
 
 
 def _title(run: Run) -> str:
@@ -76,7 +75,7 @@ def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
     drawn = [(name, spread) for name, spread in spreads if len(spread) > 1]
     if not drawn:
         raise UsageError(f"no two of these runs differ in {key} alone: there is nothing to draw.")
-    made, axes = empty_figure()
+    made, axes = _line_figure(label, f"Recall@{k} (%)", 6.4, 4.2)
     for (name, spread), colour, marker in zip(drawn, cycle(COLOURS), cycle(_MARKERS), strict=False):
         legend = f"{name} (n = {'-'.join(map(str, sorted(set(spread['count']))))})"
         error = spread["std"].fillna(0)
@@ -86,8 +85,6 @@ def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
         axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axes.minorticks_off()
-    axes.set(xlabel=label, ylabel=f"Recall@{k} (%)")
-    axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small")
     return made
 
@@ -149,13 +146,9 @@ def named_groups(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
 
     Names that would be equal also hold the settings in which the groups differ.
     """
-    alike: dict[str, list[list[Run]]] = {}
-    for group in by_seed(runs):
-        alike.setdefault(_title(group[0]), []).append(group)
     return {
         ", ".join([name, *different]): [run.result for run in group]
-        for name, groups in alike.items()
-        for group, different in zip(groups, told_apart([each[0].config for each in groups]), strict=True)
+        for name, group, different in told_apart(by_seed(runs), _title)
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +29,23 @@ _TILE_PX = 112
 
 def render(template: str, **values: Any) -> str:
     """A file of reports/templates with these values; HTML is escaped, a missing name is an error."""
-    return _templates().get_template(template).render(**values)
-
-
-@cache
-def _templates() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("proxy_anchor.reports"),
-        autoescape=select_autoescape(["html"]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    environment.filters["listed"] = _listed
-    return environment
+    return _TEMPLATES.get_template(template).render(**values)
 
 
 def _listed(values: Mapping[str, Any], *left_out: str) -> str:
     """' (alpha 32.0, delta 0.1)'; "" without values."""
     listed = ", ".join(f"{key} {value}" for key, value in values.items() if key not in left_out)
     return f" ({listed})" if listed else ""
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("proxy_anchor.reports"),
+    autoescape=select_autoescape(["html"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+)
+_TEMPLATES.filters["base64"] = lambda content: base64.b64encode(content).decode()
+_TEMPLATES.filters["listed"] = _listed
 
 
 def write_run_page(
@@ -142,10 +138,7 @@ def _tile(image: ImageInput, state: str, *lines: str | None) -> dict[str, Any]:
 
 
 def write_search_page(
-    file: Path,
-    retriever: Retriever,
-    queries: Sequence[Path],
-    results: Sequence[Sequence[Hit]],
+    file: Path, retriever: Retriever, queries: Sequence[Path], results: Sequence[Sequence[Hit]]
 ) -> None:
     """A row per query with its hits: similarity, class, name; matches framed green."""
     rows = []

@@ -45,17 +45,8 @@ def paper_results() -> list[Any]:
     return list(frame.itertuples(index=False, name="PaperResult"))
 
 
-@dataclass(frozen=True)
-class Contract:
-    """Settings of a row, from conf/experiment.
-
-    Attributes:
-        tables: labels in the paper.
-        config: as a run's, plain types.
-    """
-
-    tables: tuple[str, ...]
-    config: Mapping[str, Any]
+# Settings of a row, from conf/experiment: labels of tables in the paper, and a config as a run's, plain types.
+Contract = tuple[Sequence[str], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -80,11 +71,6 @@ class Row:
     mark: str = ""
     data: str = ""
     run_names: str = ""
-
-    @property
-    def runs(self) -> int:
-        """Number of runs of ours."""
-        return next(iter(self.ours.values())).runs if self.ours else 0
 
 
 @dataclass(frozen=True)
@@ -123,15 +109,13 @@ def paper_tables(runs: Sequence[Run], contracts: Sequence[Contract] = ()) -> lis
 
 def _printed(dataset: str) -> dict[str, list[Row]]:
     """{table: the paper's rows of this data set}, the main table first."""
-    recalls: dict[tuple[Any, ...], dict[int, float]] = {}
-    for each in paper_results():
-        if each.dataset == dataset:
-            key = (each.table, each.method, each.dimension, each.backbone, each.crop, each.batch_size)
-            recalls.setdefault(key, {})[each.k] = each.value
-    tables: dict[str, list[Row]] = {}
-    for (table, *looks), recall in recalls.items():
-        tables.setdefault(table, []).append(replace(Row(*looks), paper=recall))
-    return tables
+    tables: dict[str, dict[tuple[Any, ...], dict[int, float]]] = {}
+    for table, *looks, name, k, value in paper_results():
+        if name == dataset:
+            tables.setdefault(table, {}).setdefault(tuple(looks), {})[k] = value
+    return {
+        table: [replace(Row(*looks), paper=recall) for looks, recall in rows.items()] for table, rows in tables.items()
+    }
 
 
 def _looks(config: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -148,7 +132,7 @@ def _is_row(config: Mapping[str, Any], row: Row) -> bool:
 
 
 def _with_ours(row: Row, group: Sequence[Run], contracts: Sequence[Contract], label: str, dataset: str) -> Row:
-    found = [each.config for each in contracts if label in each.tables and _is_row(each.config, row)]
+    found = [config for labels, config in contracts if label in labels and _is_row(config, row)]
     found = [each for each in found if each["dataset"]["name"] == dataset]
     marks = differences(group[0].config, found[0]) if found else ["conf/experiment has no contract for this row"]
     return _filled(row, group, marks)
@@ -156,21 +140,16 @@ def _with_ours(row: Row, group: Sequence[Run], contracts: Sequence[Contract], la
 
 def _own_rows(groups: Sequence[Sequence[Run]]) -> list[Row]:
     """Rows that the paper does not have; footnotes tell apart those that look alike."""
-    alike: dict[tuple[Any, ...], list[Sequence[Run]]] = {}
-    for group in groups:
-        alike.setdefault((*_looks(group[0].config), group[0].data_name), []).append(group)
     rows = []
-    for (*looks, data), same in alike.items():
-        empty = Row(*looks)
-        for group, different in zip(same, told_apart([each[0].config for each in same]), strict=True):
-            config = group[0].config
-            marks = ["the paper has no such row"] if is_benchmark(config) else []
-            if group[0].result["selected"].get("validation") is not None:
-                marks.append("the epoch is selected on held-out classes")
-            row = _filled(empty, group, [*marks, *different])
-            if not is_whole_benchmark(config):
-                row = replace(row, data=data, run_names=", ".join(run.name for run in group))
-            rows.append(row)
+    for (*looks, data), group, different in told_apart(groups, lambda run: (*_looks(run.config), run.data_name)):
+        config = group[0].config
+        marks = ["the paper has no such row"] if is_benchmark(config) else []
+        if group[0].result["selected"].get("validation") is not None:
+            marks.append("the epoch is selected on held-out classes")
+        row = _filled(Row(*looks), group, [*marks, *different])
+        if not is_whole_benchmark(config):
+            row = replace(row, data=data, run_names=", ".join(run.name for run in group))
+        rows.append(row)
     return rows
 
 
@@ -200,7 +179,7 @@ def _cells(rows: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
             line[f"paper R@{k}"] = "" if paper is None else f"{paper:.1f}"
             line[f"ours R@{k}"] = str(ours or "")
             line[f"diff R@{k}"] = f"{ours.mean - paper:+.1f}" if ours and paper is not None else ""
-        line |= {"last R@1": str(row.last or ""), "n": str(row.runs or "")}
+        line |= {"last R@1": str(row.last or ""), "n": str(row.last.runs) if row.last else ""}
         line["mark"] = f"[{marks.index(row.mark) + 1}]" if row.mark else ""
         lines.append(line)
     shown = [{key: line[key] for key in line if any(each[key] for each in lines)} for line in lines]

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,10 +39,8 @@ def versions() -> dict[str, str]:
     """Versions of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for package in ("proxy_anchor", "torch", "torchvision", "pytorch-lightning", "timm", "faiss-cpu", "faiss-gpu"):
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 

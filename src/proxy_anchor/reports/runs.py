@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -54,14 +54,12 @@ NO_EFFECT = (  # change no weight by more than rounding
     "trainer.log_every_n_steps",
     "trainer.profiler",
 )
+PLACES = ("dataset.root", "dataset.csv", "dataset.load.root", "dataset.load.csv_file")
 _UNIMPORTANT = (
     *NO_EFFECT,
+    *PLACES,
     "seed",
     "recall_k",
-    "dataset.root",
-    "dataset.csv",
-    "dataset.load.root",
-    "dataset.load.csv_file",
     "dataset.recall_k",
     "data.crop_on",
     "trainer.accelerator",
@@ -114,7 +112,6 @@ class Run:
         data_name: `data` for people; different data have different names.
     """
 
-    folder: Path
     config: Mapping[str, Any]
     result: Mapping[str, Any]
     name: str
@@ -160,15 +157,12 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
 
 def _with_own_names(runs: Sequence[Run]) -> list[Run]:
     """The same runs, with numbers for different data of one name."""
-    data: dict[str, list[str]] = {}
+    named = []
     for run in runs:
-        data[run.data_name] = list(dict.fromkeys([*data.get(run.data_name, []), run.data]))
-    return [
-        replace(run, data_name=f"{run.data_name} ({data[run.data_name].index(run.data) + 1})")
-        if len(data[run.data_name]) > 1
-        else run
-        for run in runs
-    ]
+        data = list(dict.fromkeys(each.data for each in runs if each.data_name == run.data_name))
+        number = f" ({data.index(run.data) + 1})" if len(data) > 1 else ""
+        named.append(replace(run, data_name=f"{run.data_name}{number}"))
+    return named
 
 
 def _read_run(folder: Path, searched_in: Path) -> Run:
@@ -195,7 +189,7 @@ def _read_run(folder: Path, searched_in: Path) -> Run:
     place = dataset.get("csv") or dataset.get("root")
     data_name = Path(place).name if dataset["name"] == "folder" and place else str(dataset["name"])
     content = dataset["name"] if is_whole_benchmark(config) else repr(sorted(data.items()))
-    return Run(folder, config, result, name, content, data_name)
+    return Run(config, result, name, content, data_name)
 
 
 def is_benchmark(config: Mapping[str, Any]) -> bool:
@@ -271,16 +265,22 @@ def _text(values: Mapping[str, Any], key: str) -> str:
     return str(values[key]) if key in values else "absent"
 
 
-def told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """'alpha 16' for the settings of each config that most do not share."""
-    values = [settings(config) for config in configs]
-    told: list[list[str]] = [[] for _ in values]
-    for key in sorted({key for each in values for key in each}):
-        texts = [_text(each, key) for each in values]
-        for each, text in zip(told, texts, strict=True):
-            if 2 * texts.count(text) <= len(texts):
-                each.append(f"{key.removeprefix('dataset.').removeprefix('loss.')} {text}")
-    return told
+def told_apart(
+    groups: Sequence[Sequence[Run]], look: Callable[[Run], Any]
+) -> Iterator[tuple[Any, Sequence[Run], list[str]]]:
+    """(look, group, 'alpha 16' for each of its settings that most groups of that look do not share)."""
+    alike: dict[Any, list[Sequence[Run]]] = {}
+    for group in groups:
+        alike.setdefault(look(group[0]), []).append(group)
+    for shown, same in alike.items():
+        values = [settings(group[0].config) for group in same]
+        told: list[list[str]] = [[] for _ in values]
+        for key in sorted({key for each in values for key in each}):
+            texts = [_text(each, key) for each in values]
+            for each, text in zip(told, texts, strict=True):
+                if 2 * texts.count(text) <= len(texts):
+                    each.append(f"{key.removeprefix('dataset.').removeprefix('loss.')} {text}")
+        yield from zip([shown] * len(same), same, told, strict=True)
 
 
 def by_seed(runs: Sequence[Run]) -> list[list[Run]]:

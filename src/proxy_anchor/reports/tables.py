@@ -69,21 +69,18 @@ def reached(result: Result, level: float, k: str) -> tuple[int, float] | None:
     return None
 
 
-def default_levels(results: Mapping[str, Sequence[Result]]) -> list[float]:
-    """What every run reaches, and 90 and 95 % of the best mean."""
-    k = _smallest_k(results)
-    best = {loss: [100 * run["best"]["recall"][k] for run in runs] for loss, runs in results.items()}
-    top = max(map(mean, best.values()))
-    levels = [min(map(min, best.values())), 0.9 * top, 0.95 * top]
-    return sorted({floor(10 * level + 1e-9) / 10 for level in levels})
-
-
 def comparison_rows(
     results: Mapping[str, Sequence[Result]], levels: Sequence[float] | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of losses: recall (%), epochs and seconds to levels, images/s, memory."""
+    """Rows of losses: recall (%), epochs and seconds to levels, images/s, memory.
+
+    levels: Recall at the smallest K in percent; None: what every run reaches, and 90 and 95 % of the best mean.
+    """
     k = _smallest_k(results)
-    levels = default_levels(results) if levels is None else levels
+    if levels is None:
+        best = [[100 * run["best"]["recall"][k] for run in runs] for runs in results.values()]
+        top = max(map(mean, best))
+        levels = sorted({floor(10 * each + 1e-9) / 10 for each in (min(map(min, best)), 0.9 * top, 0.95 * top)})
 
     def numbers(run: Result) -> dict[str, float | None]:
         held_out = run["selected"].get("validation") is not None
@@ -169,7 +166,7 @@ def write_comparison(
     Args:
         folder: where the files go.
         results: {loss: results of its runs}, in the order of the rows.
-        levels: Recall at the smallest K in percent; None: see `default_levels`.
+        levels: see `comparison_rows`.
 
     Raises:
         UsageError: when the runs are of different images.

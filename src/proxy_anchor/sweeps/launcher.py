@@ -65,8 +65,7 @@ def run_ranks(command: Sequence[str], num_ranks: int, environment: dict[str, str
 
     passed_on = [*STOP_SIGNALS, signal.SIGINT]
     handlers = {number: signal.getsignal(number) for number in passed_on}  # torch does not restore them
-    own = environment | {LAUNCHER: str(os.getpid())}
-    with TemporaryDirectory() as folder, patch.dict(os.environ, own):
+    with TemporaryDirectory() as folder, patch.dict(os.environ, environment | {LAUNCHER: str(os.getpid())}):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -268,13 +267,9 @@ def _run_all(
     start(job, slot) returns a handle: `done()`, and `result()`, the exit code, which raises where the job was lost.
     SIGTERM raises SystemExit(STOPPED), so that the caller ends its jobs.
     """
-
-    def stop(*_: Any) -> None:
-        raise SystemExit(STOPPED)
-
     waiting, free = list(enumerate(jobs)), list(slots)
     running: list[tuple[int, Job, Any, Mapping[str, str]]] = []
-    before = signal.signal(signal.SIGTERM, stop)  # after ray.init, which sets its own handler
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))  # after ray.init, which sets its own handler
     try:
         while waiting or running:
             while waiting and free:

@@ -7,7 +7,7 @@ with the folder of the first; the last trial of a folder counts.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 from filelock import FileLock
@@ -17,15 +17,12 @@ from proxy_anchor.training.callbacks.recall import SELECTING
 
 try:
     import optuna
+    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, Trial, TrialState
 except ImportError as error:
     raise UsageError("tune.py needs Optuna: pip install 'optuna>=4,<6'.") from error
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-
-Space = dict[str, "BaseDistribution"]
-STUDY_FILE = "study.db"
+Space = dict[str, BaseDistribution]
 
 
 def make_space(search: Any) -> Space:
@@ -56,7 +53,7 @@ class Tuning:
     """A study in a folder, shared by the processes of one host.
 
     Args:
-        folder: holds STUDY_FILE and a folder per trial.
+        folder: holds study.db and a folder per trial.
         seed: of the sampler.
         pruner: an Optuna pruner; None: trials run to their end.
 
@@ -69,7 +66,7 @@ class Tuning:
         self._alone = FileLock(folder / "study.lock")
         with self._alone:
             self.study = optuna.create_study(
-                storage=f"sqlite:///{(folder / STUDY_FILE).absolute()}",
+                storage=f"sqlite:///{(folder / 'study.db').absolute()}",
                 study_name="tuning",
                 pruner=pruner or optuna.pruners.NopPruner(),
                 direction="maximize",

@@ -87,10 +87,8 @@ def decided_by_first(decide: Callable[[], T]) -> T:
         except Exception as error:  # of any kind: the other ranks wait
             failed, told[1] = error, str(error) or type(error).__name__
     dist.broadcast_object_list(told, src=0)
-    if failed is not None:
-        raise failed
     if told[1] is not None:
-        raise AgreedError(told[1])
+        raise failed or AgreedError(told[1])
     return told[0]
 
 
@@ -154,11 +152,8 @@ class SyncBatchNorms(TorchSyncBatchNorm):
 
 
 # torch 2.13 renamed the argument, and warns of the former name.
-_SENDS_STATISTICS = next(
-    name
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in signature(DistributedDataParallel).parameters
-)
+_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+_SENDS_STATISTICS = "forward_sync_buffers" if _RENAMED else "broadcast_buffers"
 
 
 class LeanDDP(DDPStrategy):

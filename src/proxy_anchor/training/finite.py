@@ -6,8 +6,24 @@ import torch
 from torch import Tensor
 
 from proxy_anchor.errors import AgreedError
-from proxy_anchor.training.distributed import reduce_max, world_size
-from proxy_anchor.utils import HostCopy
+from proxy_anchor.training.distributed import reduce_max
+
+
+class HostCopy:
+    """Asynchronous device-to-host copy; `get()` blocks."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._host, self._copied = values, None
+        if values.is_cuda:
+            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.current_stream(values.device).record_event()
+
+    def get(self) -> Tensor:
+        """Wait for the copy and return the tensor on the CPU."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host
 
 
 class NotFinite(AgreedError):
@@ -31,9 +47,7 @@ class FiniteGuard:
 
         where: names the step in the error. loss_finite: () bool. norm: () float, of all gradients.
         """
-        bad = ~torch.stack([loss_finite, torch.isfinite(norm)])
-        if world_size() > 1:
-            bad = reduce_max(bad.int())
+        bad = reduce_max((~torch.stack([loss_finite, torch.isfinite(norm)])).int())
         self._where = where
         self._shown = HostCopy(bad)
         return bad.any().float()

@@ -6,8 +6,6 @@ import torch
 
 from proxy_anchor.errors import check_choice
 
-FLOAT32_PRECISIONS = ("tf32", "ieee")
-
 
 def set_float32_precision(name: str) -> None:
     """Set how this process computes float32 convolutions and matrix products.
@@ -16,7 +14,7 @@ def set_float32_precision(name: str) -> None:
     matrix products are float32. "ieee": both are float32. No effect on a CPU or under autocast.
     Raises UsageError for another name.
     """
-    check_choice("float32_precision", name, FLOAT32_PRECISIONS)
+    check_choice("float32_precision", name, ["tf32", "ieee"])
     # Not fp32_precision: after that, reading allow_tf32 raises, which torch's compiler does. These set both.
     torch.backends.cudnn.allow_tf32 = name == "tf32"
     torch.set_float32_matmul_precision("highest")

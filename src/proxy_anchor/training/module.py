@@ -36,7 +36,6 @@ from proxy_anchor.training.optim import (
     DEFAULT_OPTIMIZER,
     DEFAULT_SCHEDULER,
     check_learning,
-    describe_groups,
     make_optimizer,
     make_parameter_groups,
     make_scheduler,
@@ -166,7 +165,9 @@ class MetricLearner(pl.LightningModule):
         """The optimizer over the groups backbone, head, proxies; prints their learning rates."""
         learned = nn.ModuleList([self.loss, self.regularisers])
         groups = make_parameter_groups(self.net, learned, lr=self.lr, **self.groups)
-        self.print(f"learning rates: {describe_groups(groups)}")
+        sizes = {group["name"]: sum(p.numel() for p in group["params"]) for group in groups}
+        rates = [f"{each['name']} {each['lr']:.4g} ({sizes[each['name']]:,} parameters)" for each in groups]
+        self.print(f"learning rates: {' | '.join(rates)}")
         # A loss scaler (16-mixed) unscales and inspects gradients itself, which a fused optimizer would repeat.
         fused = self.device.type in ("cuda", "cpu") and str(self.trainer.precision) != "16-mixed"
         optimizer = make_optimizer(self.make_optimizer, groups, fused=fused)

@@ -95,11 +95,3 @@ def make_scheduler(make: partial[LRScheduler], optimizer: Optimizer, total_steps
         "interval": "step" if steps else "epoch",
         "monitor": "train/loss_epoch",  # of ReduceLROnPlateau
     }
-
-
-def describe_groups(groups: list[dict[str, Any]]) -> str:
-    """'backbone 0.0001 (3,371,024 parameters) | ...': learning rate and size of each group."""
-    return " | ".join(
-        f"{group['name']} {group['lr']:.4g} ({sum(p.numel() for p in group['params']):,} parameters)"
-        for group in groups
-    )

@@ -22,7 +22,8 @@ from proxy_anchor.training.callbacks.checkpoint import previous_version
 from proxy_anchor.training.callbacks.health import REPLAY_FILE
 from proxy_anchor.training.checkpoint import Checkpoint, load_checkpoint
 from proxy_anchor.training.distributed import gather_objects, reduce_max, write_before_any_ends
-from proxy_anchor.utils import CLASSES_FILE, FAILURE_FILE, STOP_SIGNALS, HostCopy, write_text
+from proxy_anchor.training.finite import HostCopy
+from proxy_anchor.utils import CLASSES_FILE, FAILURE_FILE, STOP_SIGNALS
 
 RECORD_KEY = "run_record"
 _LEFT_BEFORE_A_CHECKPOINT = (
@@ -44,11 +45,10 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     Prints that last.ckpt is damaged and returns its previous version. Of a run that was killed between its first two
     files, copies best.ckpt to last.ckpt. Raises UsageError where all are damaged.
     """
-    last = folder / "last.ckpt"
+    last, best = folder / "last.ckpt", folder / "best.ckpt"
+    saved = [file for file in (last, previous_version(last)) if file.exists()]
     reasons = []
-    for file in (last, previous_version(last)):
-        if not file.exists():
-            continue
+    for file in saved or ([best] if best.exists() else []):
         try:
             checkpoint = load_checkpoint(file)
         except UsageError as error:
@@ -56,19 +56,16 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
             continue
         for reason in reasons:
             print(f"{reason} The version before it, {file.name} of epoch {checkpoint.epoch}, is used.", flush=True)
+        if file == best:
+            copy = last.with_name(f"{last.name}.partial")
+            shutil.copyfile(best, copy)  # not renamed: it stays the best
+            file = copy
         if file != last:
             file.replace(last)  # no further epoch may write it
         return replace(checkpoint, path=last)
     if reasons:
         raise UsageError(f"{reasons[0]} There is no earlier one: remove {folder} to begin anew.")
-    best = folder / "best.ckpt"
-    if not best.exists():
-        return None
-    checkpoint = load_checkpoint(best)
-    copy = last.with_name(f"{last.name}.partial")
-    shutil.copyfile(best, copy)  # not renamed: it stays the best
-    copy.replace(last)
-    return replace(checkpoint, path=last)
+    return None
 
 
 def clear_beginning(folder: Path) -> bool:
@@ -113,15 +110,12 @@ class RunRecord(pl.Callback):
         trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
         for callback in trainer.checkpoint_callbacks:
             _move(checkpoint["callbacks"].get(callback.state_key), callback.dirpath)  # type: ignore[attr-defined]
-        record = checkpoint.get(RECORD_KEY)
-        if record is None:
-            return
-        if len(record["rng"]) != trainer.world_size:
+        self._restored = record = checkpoint.get(RECORD_KEY)
+        if record is not None and len(record["rng"]) != trainer.world_size:
             raise AgreedError(
                 f"this run began with trainer.devices={len(record['rng'])} and there is another number now, "
                 f"{trainer.world_size}: continue it where there are as many, or choose another run=NAME."
             )
-        self._restored = record
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Replace the rows of metrics.csv by those up to the checkpoint's epoch."""
@@ -129,15 +123,8 @@ class RunRecord(pl.Callback):
             return
         for logger, text in zip(_csv_loggers(trainer), self._restored["metrics"], strict=False):
             writer = logger.experiment  # making it removes the file
-            rows = list(csv.DictReader(io.StringIO(text)))
-            means = self._restored["means"]
-            names = sorted({*(rows[0] if rows else ()), *means})
-            stream = io.StringIO(newline="")
-            table = csv.DictWriter(stream, names)
-            table.writeheader()
-            table.writerows([*rows, means])
-            write_text(Path(writer.metrics_file_path), stream.getvalue())
-            writer.metrics_keys = names
+            writer.metrics = [*csv.DictReader(io.StringIO(text)), self._restored["means"]]
+            writer.save()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore the random number generators."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -14,10 +13,8 @@ from torch.nn.utils import get_total_norm
 from proxy_anchor.data.table import shorten
 from proxy_anchor.training.distributed import gather_objects, reduce_max, write_before_any_ends
 from proxy_anchor.training.finite import NotFinite
-from proxy_anchor.utils import rank, write_text
-
-if TYPE_CHECKING:
-    from proxy_anchor.training.module import MetricLearner
+from proxy_anchor.training.module import MetricLearner
+from proxy_anchor.utils import rank, write_json
 
 REPLAY_FILE = "not_finite.json"
 COLLAPSED = 0.98  # mean cosine similarity of different images, of all classes
@@ -46,7 +43,6 @@ class Health(pl.Callback):
         self._count = 0
         self._seen: Tensor | None = None  # (C,) bool: classes that had an image so far, on the device
         self._before: list[Tensor] = []  # the backbone's weights before the step that is measured
-        self._due = False  # whether the next step is to be measured
         self._ratio: Tensor | None = None  # (), on the device
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,8 +66,8 @@ class Health(pl.Callback):
             self._seen = seen.to(proxies.device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
-        """The first step of this epoch is measured, unless it is one of the warm-up."""
-        self._ratio, self._due = None, trainer.current_epoch >= pl_module.warmup_epochs
+        """The first step of this epoch is measured."""
+        self._ratio = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Keep the indices of two batches, since errors are read one step later; mark their classes."""
@@ -80,9 +76,9 @@ class Health(pl.Callback):
             self._seen.index_fill_(0, batch[1], True)
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Keep the backbone's weights if this step is the one that is measured."""
-        if self._due:
-            self._before, self._due = [each.detach().clone() for each in _trained(pl_module)], False
+        """Keep the backbone's weights before an epoch's first step, unless it is one of the warm-up."""
+        if self._ratio is None and trainer.current_epoch >= pl_module.warmup_epochs:
+            self._before = [each.detach().clone() for each in _trained(pl_module)]
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: MetricLearner, *rest: Any) -> None:  # type: ignore[override]
         """Compare the weights with those before the step."""
@@ -93,10 +89,19 @@ class Health(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
         """Log and judge the step."""
-        if self._ratio is not None:
-            pl_module.log("health/update_ratio", self._ratio)
-            if trainer.current_epoch == pl_module.warmup_epochs:
-                self._judge(float(self._ratio), trainer, pl_module)
+        if self._ratio is None:
+            return
+        pl_module.log("health/update_ratio", self._ratio)
+        if trainer.current_epoch != pl_module.warmup_epochs:
+            return
+        ratio, epoch, lr = float(self._ratio), trainer.current_epoch + 1, pl_module.lr
+        if ratio == 0 and str(trainer.precision) != "16-mixed":  # whose scaler skips its first steps
+            self._warn(f"epoch {epoch}: the backbone has not moved although the warm-up is over: it got no gradient.")
+        elif ratio and not STEP_TOO_SMALL <= ratio <= STEP_TOO_LARGE:
+            self._warn(
+                f"epoch {epoch}: optimizer.lr={lr:g} looks far too {'high' if ratio > 1e-3 else 'low'}: the "
+                f"backbone's first step is {ratio:.1e} of its weights' length (about 1e-3 is usual)."
+            )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: MetricLearner) -> None:  # type: ignore[override]
         """Name classes that no batch held."""
@@ -108,16 +113,6 @@ class Health(pl.Callback):
                     f"{len(never)} of {len(self._seen)} classes were never in a batch of training: no full batch held "
                     f"them ({shorten([names[row] if row < len(names) else str(row) for row in never])})."
                 )
-
-    def _judge(self, ratio: float, trainer: pl.Trainer, pl_module: MetricLearner) -> None:
-        epoch, lr = trainer.current_epoch + 1, pl_module.lr
-        if ratio == 0 and str(trainer.precision) != "16-mixed":  # whose scaler skips its first steps
-            self._warn(f"epoch {epoch}: the backbone has not moved although the warm-up is over: it got no gradient.")
-        elif ratio and not STEP_TOO_SMALL <= ratio <= STEP_TOO_LARGE:
-            self._warn(
-                f"epoch {epoch}: optimizer.lr={lr:g} looks far too {'high' if ratio > 1e-3 else 'low'}: the "
-                f"backbone's first step is {ratio:.1e} of its weights' length (about 1e-3 is usual)."
-            )
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reset the sum."""
@@ -161,7 +156,7 @@ class Health(pl.Callback):
         }
         if rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(self.folder / REPLAY_FILE, json.dumps(content, indent=2) + "\n")
+            write_json(self.folder / REPLAY_FILE, content)
         write_before_any_ends(trainer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,24 +40,19 @@ class EpochResult:
     search_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain types with string keys, for JSON."""
-        plain = asdict(self)
-        for name in ("recall", "validation"):
-            if plain[name] is not None:
-                plain[name] = {str(k): value for k, value in plain[name].items()}
-        return plain
+        """Plain types with string keys, as JSON has them."""
+        return json.loads(json.dumps(asdict(self)))
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> EpochResult:
         """The inverse of `as_dict`."""
-        sets = {name: plain[name] and {int(k): value for k, value in plain[name].items()} for name in _SETS}
+        names = ("recall", "validation")
+        sets = {name: plain[name] and {int(k): value for k, value in plain[name].items()} for name in names}
         return cls(**{**plain, **sets})
 
 
-_SETS = ("recall", "validation")
-SELECTING = (
-    "selecting_recall"  # name for callbacks: Recall at the smallest K that selects the epoch, as `selected` does
-)
+# Name for callbacks: Recall at the smallest K that selects the epoch, as `selected` does.
+SELECTING = "selecting_recall"
 
 
 def format_recall(recall: dict[int, float], digits: int = 1) -> str:
@@ -234,22 +230,13 @@ class RecallCallback(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the mean loss, which the trainer has computed only now, and print the epoch."""
-        epoch = trainer.current_epoch + 1
+        epoch, loss = trainer.current_epoch + 1, float(trainer.callback_metrics["train/loss_epoch"])
+        begin = f"epoch {epoch}/{trainer.max_epochs}: loss {loss:.3f}"
         if not self.scored:
-            loss = float(trainer.callback_metrics["train/loss_epoch"])
-            pl_module.print(
-                f"epoch {epoch}/{trainer.max_epochs}: loss {loss:.3f}  a part of the images: Recall is not computed"
-            )
+            pl_module.print(f"{begin}  a part of the images: Recall is not computed")
         elif self.history and self.history[-1].epoch == epoch:
-            loss = float(trainer.callback_metrics["train/loss_epoch"])
-            self.history[-1] = replace(self.history[-1], train_loss=loss)
-            self._print(trainer, pl_module, self.history[-1])
-
-    def _print(self, trainer: pl.Trainer, pl_module: pl.LightningModule, result: EpochResult) -> None:
-        loss = "" if result.train_loss is None else f"loss {result.train_loss:.3f}  "
-        seconds = (
-            f"({result.train_seconds:.1f} s + {result.eval_seconds:.1f} s, {result.search_seconds:.2f} s of it search)"
-        )
-        held_out = "" if result.validation is None else f"validation {format_recall(result.validation)}  test "
-        recall = f"{held_out}{format_recall(result.recall)}"
-        pl_module.print(f"epoch {result.epoch}/{trainer.max_epochs}: {loss}{recall}  {seconds}")
+            result = self.history[-1] = replace(self.history[-1], train_loss=loss)
+            seconds = f"{result.train_seconds:.1f} s + {result.eval_seconds:.1f} s"
+            held_out = "" if result.validation is None else f"validation {format_recall(result.validation)}  test "
+            recall = f"{held_out}{format_recall(result.recall)}"
+            pl_module.print(f"{begin}  {recall}  ({seconds}, {result.search_seconds:.2f} s of it search)")

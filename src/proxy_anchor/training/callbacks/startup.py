@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
 import torch
@@ -11,9 +10,7 @@ import torch
 from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.training.compile import check_file, check_gradients, recall_check, remember_check, run_once
 from proxy_anchor.training.distributed import gather_batch, gather_objects
-
-if TYPE_CHECKING:
-    from proxy_anchor.training.module import MetricLearner
+from proxy_anchor.training.module import MetricLearner
 
 
 class Startup(pl.Callback):
