@@ -41,7 +41,8 @@ def run_processes(
     function: Callable[..., Any], *arguments: Any, world_size: int, folder: Path, timeout_s: float = 120
 ) -> list[Any]:
     """What `function(*arguments)`, importable by name, returned on each rank."""
-    context, port = multiprocessing.get_context("spawn"), free_port()
+    # A fork has what each process would import for seconds; where CUDA has begun, it could not be used.
+    context, port = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork"), free_port()
     files = [folder / f"rank{rank}.pt" for rank in range(world_size)]
     processes = [
         context.Process(target=_enter, args=(function, rank, world_size, port, file, arguments))

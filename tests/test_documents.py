@@ -142,7 +142,7 @@ SMALL = {
     "train.py": TINY_GLYPHS,
     "train.py folder": [
         *["data.batch_size=16", "data.num_workers=0", "embedding_dim=16", "trainer.max_epochs=2"],
-        *["dataset.images.crop=64", "dataset.images.resize=64"],
+        *["dataset.images.crop=32", "dataset.images.resize=32"],
     ],
 }
 
