@@ -108,10 +108,7 @@ def test_page_command(here: Path) -> None:
     _, script, *arguments = shlex.split(command)
     arguments += ["index=page_index", "port=0", "compare=runs/first/best.ckpt", "compare_index=other_index"]
     server = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / script), *arguments],
-        cwd=here,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, str(REPOSITORY / script), *arguments], cwd=here, stdout=subprocess.PIPE, text=True
     )
     try:
         assert server.stdout is not None

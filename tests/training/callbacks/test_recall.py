@@ -70,12 +70,7 @@ def test_query_and_gallery(
     make_trainer(callbacks=[recall]).validate(learner, data, verbose=False)
     embeddings = [embed(learner, images) for images in (data.eval_images[0], data.eval_images[1])]
     by_hand = recall_at_k(
-        embeddings[0],
-        query.labels,
-        (1, 4),
-        gallery=embeddings[1],
-        gallery_labels=gallery.labels,
-        engine="torch",
+        embeddings[0], query.labels, (1, 4), gallery=embeddings[1], gallery_labels=gallery.labels, engine="torch"
     )
     assert recall.history[0].recall == by_hand
     assert by_hand[1] < by_hand[4] == 0.5  # both z queries have nothing to find, and the whole gallery is searched
