@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 
@@ -153,22 +153,24 @@ def trained_beside_pictures(folder: Path, run: str) -> Path:
     return glyphs
 
 
-def compose_train(*overrides: str, with_hydra: bool = False) -> DictConfig:
-    """The config that `python src/train.py OVERRIDES` runs with, in this process."""
+def compose_entry(name: str, *overrides: str, with_hydra: bool = False) -> DictConfig:
+    """The config that `python src/NAME.py OVERRIDES` runs with, in this process."""
     entry.register_plugins()
     with initialize_config_dir(entry.CONF, version_base="1.3"):
-        return compose("train", list(overrides), return_hydra_config=with_hydra)
+        return compose(name, list(overrides), return_hydra_config=with_hydra)
+
+
+compose_train = partial(compose_entry, "train")
 
 
 @contextmanager
 def composed(name: str, *overrides: str) -> Iterator[DictConfig]:
     """The config of `python src/NAME.py OVERRIDES`, which composes others from it, in this process."""
-    entry.register_plugins()
+    HydraConfig.instance().cfg = compose_entry(name, *overrides, with_hydra=True)
+    cfg = deepcopy(HydraConfig.instance().cfg)
+    with open_dict(cfg):
+        del cfg["hydra"]
     with initialize_config_dir(entry.CONF, version_base="1.3"):
-        HydraConfig.instance().cfg = compose(name, list(overrides), return_hydra_config=True)
-        cfg = deepcopy(HydraConfig.instance().cfg)
-        with open_dict(cfg):
-            del cfg["hydra"]
         try:
             yield cfg
         finally:

@@ -12,14 +12,12 @@ import sys
 import pytest
 import pytorch_lightning
 import torch
-from commands import REPOSITORY, TINY_FOLDER, TINY_GLYPHS, compose_train, run_ok
-from hydra import compose, initialize_config_dir
+from commands import REPOSITORY, TINY_FOLDER, TINY_GLYPHS, compose_entry, compose_train, run_ok
 from omegaconf import OmegaConf
 from PIL import Image
 
 from evaluate import evaluate
 from proxy_anchor.cli import config as settings
-from proxy_anchor.cli import main as entry
 from proxy_anchor.cli.command import entries
 from proxy_anchor.errors import FolderTaken
 from proxy_anchor.reports import run as reports
@@ -219,8 +217,7 @@ def test_training_and_evaluation_agree_on_what_is_compiled(glyphs, tmp_path, mon
     arguments = [*TINY_GLYPHS, glyphs, "compile=true", "trainer.max_epochs=4"]
     cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2")
     result = train(cfg, tmp_path / "run")
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        evaluate(compose("evaluate", [f"checkpoint={tmp_path}/run/last.ckpt"]))
+    evaluate(compose_entry("evaluate", f"checkpoint={tmp_path}/run/last.ckpt"))
     assert counts == [2 * result["num_eval_images"]] * 2
     assert (
         settings.compilation(OmegaConf.create({"trainer": cfg.trainer}), 1)["compile"] is False

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-from commands import TINY_GLYPHS, compose_train
-from hydra import compose, initialize_config_dir
+from commands import TINY_GLYPHS, compose_entry, compose_train
 from interruptions import StopBefore
 from omegaconf import DictConfig
 
 from evaluate import evaluate
-from proxy_anchor.cli import main as entry
 from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -27,8 +25,7 @@ def config(glyphs: str, *overrides: str) -> DictConfig:
 
 def evaluated(file: Path) -> dict[str, float]:
     """What evaluate.py finds in a checkpoint."""
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        numbers = evaluate(compose("evaluate", [f"checkpoint={file}"]))
+    numbers = evaluate(compose_entry("evaluate", f"checkpoint={file}"))
     return {key.removeprefix("recall_at_"): value for key, value in numbers.items() if key.startswith("recall_at_")}
 
 
