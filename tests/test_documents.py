@@ -141,7 +141,7 @@ HERE = [line for line in commands(REPOSITORY / "README.md") if not any(each in l
 SMALL = {
     "train.py": TINY_GLYPHS,
     "train.py folder": [
-        *["data.batch_size=16", "data.num_workers=0", "embedding_dim=16", "trainer.max_epochs=2"],
+        *["data.batch_size=16", "data.num_workers=0", "embedding_dim=16", "trainer.max_epochs=1"],
         *["dataset.images.crop=32", "dataset.images.resize=32"],
     ],
 }

@@ -6,15 +6,14 @@ import csv
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import pytorch_lightning
 import torch
-from commands import REPOSITORY, TINY_FOLDER, TINY_GLYPHS, compose_entry, compose_train, run_ok
+from commands import TINY_FOLDER, TINY_GLYPHS, compose_entry, compose_train, run_ok
 from omegaconf import OmegaConf
 from PIL import Image
+from processes import run_python
 
 from evaluate import evaluate
 from proxy_anchor.cli import config as settings
@@ -167,10 +166,7 @@ def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
     for name in entries():
         assert f"src/{name}.py" in run_ok(f"{name}.py", "--help", cwd=tmp_path)
     heavy = "import sys; sys.argv = ['train.py']; import train; print(sorted({'torch', 'timm'} & set(sys.modules)))"
-    found = subprocess.run(
-        [sys.executable, "-c", heavy], cwd=REPOSITORY / "src", capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
+    assert run_python(heavy).strip() == "[]"
 
 
 def test_the_running_mean_is_what_is_evaluated_and_saved(glyphs, tmp_path, monkeypatch):

@@ -56,18 +56,6 @@ def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
     assert [row["train_loss"] for row in trained] == [losses[row["epoch"] - 1] for row in trained]
 
 
-class Images(pl.Callback):
-    """The images of every training batch, by their numbers."""
-
-    def __init__(self) -> None:
-        self.batches: list[set[int]] = []
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self.batches.append(set(batch[2].tolist()))
-
-
 @pytest.mark.parametrize(
     ("overrides", "epochs"),
     [
@@ -81,7 +69,8 @@ class Images(pl.Callback):
 def test_recall_of_a_part_of_the_images_is_not_scored(
     glyphs: str, tmp_path: Path, overrides: list[str], epochs: int, capsys: pytest.CaptureFixture
 ) -> None:
-    seen = Images()
+    seen, batches = pl.Callback(), []
+    seen.on_train_batch_start = lambda trainer, learner, batch, number: batches.append(set(batch[2].tolist()))
     assert train(config(glyphs, *overrides), tmp_path, [seen]) == {}
     printed = capsys.readouterr().out
     assert printed.count("a part of the images: Recall is not computed") == epochs
@@ -91,8 +80,8 @@ def test_recall_of_a_part_of_the_images_is_not_scored(
     assert not left & {"result.json", "best.ckpt", "index.html"}
     assert ("last.ckpt" in left) == (overrides != ["debug=fdr"])
     if "debug=overfit" in overrides:
-        assert len(seen.batches) == epochs
-        assert all(each == seen.batches[0] for each in seen.batches)
+        assert len(batches) == epochs
+        assert all(each == batches[0] for each in batches)
 
 
 def rows(result: dict[str, Any]) -> list[tuple]:
