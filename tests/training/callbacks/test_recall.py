@@ -115,16 +115,14 @@ def test_result_as_plain_types() -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_loss_is_the_mean_of_its_own_epoch(make_data, make_learner, make_trainer, accumulate: int, capsys) -> None:
-    class Watch(pl.Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-            shown.append(bar.get_metrics(trainer, pl_module)["loss"])
-
     losses: list[float] = []
     shown: list[str] = []
     recall, learner, bar = RecallCallback((1,), engine="torch"), make_learner(), LossBar()
     learner.loss.register_forward_hook(lambda module, given, loss: losses.append(float(loss)))
+    watch = pl.Callback()
+    watch.on_train_batch_end = lambda trainer, *given: shown.append(bar.get_metrics(trainer, learner)["loss"])
     trainer = make_trainer(
-        callbacks=[recall, bar, Watch()], max_epochs=3, accumulate_grad_batches=accumulate, enable_progress_bar=True
+        callbacks=[recall, bar, watch], max_epochs=3, accumulate_grad_batches=accumulate, enable_progress_bar=True
     )
     trainer.fit(learner, make_data())
     assert len(losses) == 3 * 2
