@@ -10,13 +10,15 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import cache, partial
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -25,6 +27,7 @@ from omegaconf import DictConfig, open_dict
 
 from proxy_anchor.cli import checks
 from proxy_anchor.cli import main as entry
+from proxy_anchor.errors import UsageError
 from proxy_anchor.training import run_lock
 from proxy_anchor.utils import STOP_SIGNALS
 
@@ -136,6 +139,14 @@ def refused(script: str, *arguments: str, cwd: Path) -> str:
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")
     return line
+
+
+def one_line(call: Callable, *arguments: Any, **named: Any) -> str:
+    """The one line with which a function refuses what it was given."""
+    with pytest.raises(UsageError) as caught:
+        call(*arguments, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def run_ok(script: str, *arguments: str, cwd: Path) -> str:
