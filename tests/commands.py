@@ -33,7 +33,7 @@ from proxy_anchor.utils import STOP_SIGNALS
 
 # A command composes three configs, for a tenth of a second each: the parser in C takes less, and the defaults, with
 # which a command compares its own config, are composed once.
-yaml.SafeLoader = yaml.CSafeLoader
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @cache
