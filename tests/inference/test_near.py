@@ -88,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run_check(folder: Path, *more: str) -> bool:
     arguments = ["dataset=folder", f"dataset.root={folder / 'my'}", f"output={folder / 'findings.csv'}", "near=true"]
-    more += ("embed.num_workers=0", "embed.device=cpu", "similarity=0.85")
+    arguments += ["embed.num_workers=0", "embed.device=cpu", "similarity=0.85"]
     return check(compose_entry("check", *arguments, *more))
 
 
