@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -33,6 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             needed, found = marker.args[0] if marker.args else 1, torch.cuda.device_count()
             if found < needed:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} NVIDIA GPU(s), {found} found"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported stays: commands collect between their runs, and would look through it each time
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

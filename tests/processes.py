@@ -41,7 +41,8 @@ def run_processes(
     function: Callable[..., Any], *arguments: Any, world_size: int, folder: Path, timeout_s: float = 120
 ) -> list[Any]:
     """What `function(*arguments)`, importable by name, returned on each rank."""
-    context, port = multiprocessing.get_context("spawn"), free_port()
+    # A fork has what each process would import for seconds; where CUDA has begun, it could not be used.
+    context, port = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork"), free_port()
     files = [folder / f"rank{rank}.pt" for rank in range(world_size)]
     processes = [
         context.Process(target=_enter, args=(function, rank, world_size, port, file, arguments))
@@ -59,14 +60,15 @@ def run_processes(
     return [torch.load(file, weights_only=False) for file in files]
 
 
-def run_interpreted(*arguments: str | Path, timeout_s: float) -> str:
-    """What `python ARGUMENTS` prints with Triton's kernels interpreted, which is decided when Triton is imported."""
+def run_python(code: str, *arguments: str | Path, cwd: Path | None = None, **variables: str) -> str:
+    """What this code prints in a process of its own, with these environment variables."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, arguments)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

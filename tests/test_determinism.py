@@ -1,4 +1,4 @@
-"""deterministic=true: the command run twice, once in a process of its own, gives the same bits."""
+"""deterministic=true: the command run twice, also in a process of its own, gives the same bits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def trained(name: str, here: Path, *more: str, fresh: bool) -> tuple[dict[str, t
     return state, [(row["recall"], row["train_loss"]) for row in history]
 
 
-def test_two_runs_are_equal_to_the_bit(tmp_path):
+@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_runs_are_equal_to_the_bit(fresh, tmp_path):
     state, history = trained("a", tmp_path, fresh=False)
-    again, numbers = trained("workers", tmp_path, "data.num_workers=2", fresh=True)
+    again, numbers = trained("workers", tmp_path, "data.num_workers=2", fresh=fresh)
     assert again.keys() == state.keys()
     assert all(torch.equal(value, again[name]) for name, value in state.items())
     assert numbers == history

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from commands import REPOSITORY, TINY_GLYPHS, composed, run_ok, trained_beside_pictures
+from commands import REPOSITORY, TINY_FOLDER, TINY_GLYPHS, composed, run_ok, trained_beside_pictures
 
 from compare import comparison_jobs
 from proxy_anchor.cli import checks
@@ -138,13 +138,7 @@ ELSEWHERE = {
     "logger=wandb": "the wandb extra",
 }
 HERE = [line for line in commands(REPOSITORY / "README.md") if not any(each in line for each in ELSEWHERE)]
-SMALL = {
-    "train.py": TINY_GLYPHS,
-    "train.py folder": [
-        *["data.batch_size=16", "data.num_workers=0", "embedding_dim=16", "trainer.max_epochs=2"],
-        *["dataset.images.crop=64", "dataset.images.resize=64"],
-    ],
-}
+SMALL = {"train.py": TINY_GLYPHS, "train.py folder": [*TINY_FOLDER[1:], "trainer.max_epochs=1"]}
 
 
 @pytest.fixture(scope="module")

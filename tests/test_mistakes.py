@@ -10,6 +10,7 @@ import pytest
 import torch
 from commands import TINY_GLYPHS, refused
 
+LIBRARY = "loss=pml loss.loss._target_=pytorch_metric_learning.losses"
 TRAIN = {
     "validation=folds validation.num_folds=0": "validation.num_folds=0",
     "validation=classes validation.seed=-1": "validation.seed=-1",
@@ -30,6 +31,11 @@ TRAIN = {
     "dataset=folder dataset.csv=none.csv": "none.csv cannot be read",
     "recall_k=[]": "recall_k is empty",
     "~loss": "unknown key 'loss'",
+    "loss=triplet loss.margin=-1": "loss.margin=-1: expected a finite number of at least 0",
+    "loss=triplet data.images_per_class=3": "set data.batch_size=15, or data.images_per_class=null",
+    "loss=pml": "loss.loss._target_ is needed",
+    f"{LIBRARY}.NoLoss": "NoLoss",
+    f"{LIBRARY}.FastAPLoss +loss.loss.bins=3": "unexpected keyword argument 'bins'",
     "seed=1,2": "seed=1,2 has several values: give one, add -m to a command for a sweep (from Python: a call for each)",
     "+callbacks.mine._target_=collections.OrderedDict": "callbacks.mine: expected a pytorch_lightning.Callback by its",
     "dataset=folder": "dataset.root=FOLDER",

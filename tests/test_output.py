@@ -40,6 +40,7 @@ def on_a_terminal(command: list[str]) -> str:
     return b"".join(shown).decode()
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_bar_hides_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = on_a_terminal([*COMMAND, "+trainer.profiler=simple"])

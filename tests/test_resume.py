@@ -145,13 +145,6 @@ class Draws(pl.Callback):
         self.drawn[trainer.current_epoch] = float(torch.rand(()))
 
 
-class Stopped(pl.Callback):
-    """Sends SIGTERM in the first evaluation."""
-
-    def on_validation_batch_end(self, *arguments):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
     chosen = [
         "callbacks=ema",
@@ -176,8 +169,10 @@ def test_sigterm_before_the_first_step_is_no_finished_run(straight, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train.py", *RUN, f"dataset.root={straight}/data/glyphs"])
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # afterwards as before
+    stopped = pl.Callback()
+    stopped.on_validation_batch_end = lambda *given: os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(SystemExit) as stop:
-        entry.run(lambda cfg: train(cfg, entry.output_folder(), [Stopped()]), "train")
+        entry.run(lambda cfg: train(cfg, entry.output_folder(), [stopped]), "train")
     assert stop.value.code == 75
     assert not list(tmp_path.rglob("*.json"))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

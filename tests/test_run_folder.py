@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,7 +57,7 @@ def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, tmp
     with other_process(folder) as first:
         for arguments in ([*RUN, "seed=7"], RUN):
             assert refused("train.py", *arguments, glyphs, cwd=tmp_path) == (
-                f"error: {folder} is in use by process {first.pid} on {socket.gethostname()}: "
+                f"error: {folder} is in use by process {first} on {socket.gethostname()}: "
                 "wait until that has ended, or choose another run=NAME."
             )
     assert not folder.exists()
@@ -78,38 +81,30 @@ def test_a_killed_command_of_several_ranks_frees_its_folder_and_a_running_one_do
     assert assert_one_run(tmp_path / "runs/x") == 1
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from proxy_anchor.training import run_lock
-run_lock.take(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def other_process(folder: Path) -> subprocess.Popen[str]:
-    """A process that holds the folder until its input ends."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], env=environment, stdin=pipe, stdout=pipe, text=True
-    )
-    assert process.stdout.readline() == "held\n"
-    return process
+@contextmanager
+def other_process(folder: Path) -> Iterator[int]:
+    """The number of a process that holds the folder."""
+    context = multiprocessing.get_context("fork")
+    held, end = context.Event(), context.Event()
+    process = context.Process(target=lambda: (run_lock.take(folder), held.set(), end.wait()))
+    process.start()
+    assert held.wait(30)
+    yield process.pid
+    end.set()
+    process.join()
 
 
 def test_held_until_the_other_has_ended(tmp_path):
     folder = tmp_path / "x"
-    other = other_process(folder)
-    for _ in range(2):  # who was refused says nothing in its place
-        with pytest.raises(FolderTaken, match=f"is in use by process {other.pid} on"):
-            run_lock.take(folder, wait_s=0)
-    other.communicate("")
+    with other_process(folder) as other:
+        for _ in range(2):  # who was refused says nothing in its place
+            with pytest.raises(FolderTaken, match=f"is in use by process {other} on"):
+                run_lock.take(folder, wait_s=0)
     with run_lock.held(folder), run_lock.held(folder):
         assert run_lock.lock_file(folder).read_text() == f"process {os.getpid()} on {socket.gethostname()}"
     assert not run_lock.lock_file(folder).exists()
-    other_process(folder).communicate("")  # given back by both
+    with other_process(folder):  # given back by both
+        pass
 
 
 def test_a_lock_ends_with_its_process_and_not_with_what_that_forked(tmp_path):

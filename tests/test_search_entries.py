@@ -17,12 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import REPOSITORY, refused, run_ok, trained_beside_pictures
-from hydra import compose, initialize_config_dir
+from commands import REPOSITORY, compose_entry, refused, run_ok, trained_beside_pictures
 
 import embed
 from proxy_anchor import Retriever
-from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 
 DOCUMENT = (REPOSITORY / "docs" / "search.md").read_text()
@@ -108,10 +106,7 @@ def test_page_command(here: Path) -> None:
     _, script, *arguments = shlex.split(command)
     arguments += ["index=page_index", "port=0", "compare=runs/first/best.ckpt", "compare_index=other_index"]
     server = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / script), *arguments],
-        cwd=here,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, str(REPOSITORY / script), *arguments], cwd=here, stdout=subprocess.PIPE, text=True
     )
     try:
         assert server.stdout is not None
@@ -179,8 +174,7 @@ def test_unknown_labels_are_strings_in_parquet(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow_is_one_line_before_an_image_is_read(monkeypatch) -> None:
     monkeypatch.setattr(embed, "find_spec", lambda name: None)
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        cfg = compose("embed", ["checkpoint=nothing", "images=nothing", "output=e.parquet"])
+    cfg = compose_entry("embed", "checkpoint=nothing", "images=nothing", "output=e.parquet")
     with pytest.raises(UsageError, match=r"needs pyarrow: pip install -e '.\[export\]'"):
         embed.embed(cfg)
 

@@ -6,20 +6,17 @@ import csv
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import pytorch_lightning
 import torch
-from commands import REPOSITORY, TINY_FOLDER, TINY_GLYPHS, compose_train, run_ok
-from hydra import compose, initialize_config_dir
+from commands import TINY_FOLDER, TINY_GLYPHS, compose_entry, compose_train, run_ok
 from omegaconf import OmegaConf
 from PIL import Image
+from processes import run_python
 
 from evaluate import evaluate
 from proxy_anchor.cli import config as settings
-from proxy_anchor.cli import main as entry
 from proxy_anchor.cli.command import entries
 from proxy_anchor.errors import FolderTaken
 from proxy_anchor.reports import run as reports
@@ -169,10 +166,7 @@ def test_help_shows_the_config_and_does_not_import_torch(tmp_path):
     for name in entries():
         assert f"src/{name}.py" in run_ok(f"{name}.py", "--help", cwd=tmp_path)
     heavy = "import sys; sys.argv = ['train.py']; import train; print(sorted({'torch', 'timm'} & set(sys.modules)))"
-    found = subprocess.run(
-        [sys.executable, "-c", heavy], cwd=REPOSITORY / "src", capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
+    assert run_python(heavy).strip() == "[]"
 
 
 def test_the_running_mean_is_what_is_evaluated_and_saved(glyphs, tmp_path, monkeypatch):
@@ -206,20 +200,16 @@ def test_the_running_mean_is_what_is_evaluated_and_saved(glyphs, tmp_path, monke
 def test_training_and_evaluation_agree_on_what_is_compiled(glyphs, tmp_path, monkeypatch):
     counts = []
 
-    class Recording:
-        def __init__(self, net, *, num_evaluated, with_features=False):
-            self.net = net
-            counts.append(num_evaluated)
+    def record(net, *, num_evaluated, with_features=False):
+        counts.append(num_evaluated)
+        return net.forward
 
-        def __call__(self, images):
-            return self.net(images)
-
-    monkeypatch.setattr("proxy_anchor.training.module.CompiledNet", Recording)
+    monkeypatch.setattr("proxy_anchor.training.module.CompiledNet", record)
+    monkeypatch.setattr("proxy_anchor.training.module.compile_loss", lambda loss: loss)
     arguments = [*TINY_GLYPHS, glyphs, "compile=true", "trainer.max_epochs=4"]
     cfg = compose_train(*arguments, "trainer.check_val_every_n_epoch=2")
     result = train(cfg, tmp_path / "run")
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        evaluate(compose("evaluate", [f"checkpoint={tmp_path}/run/last.ckpt"]))
+    evaluate(compose_entry("evaluate", f"checkpoint={tmp_path}/run/last.ckpt"))
     assert counts == [2 * result["num_eval_images"]] * 2
     assert (
         settings.compilation(OmegaConf.create({"trainer": cfg.trainer}), 1)["compile"] is False

@@ -69,12 +69,7 @@ def assert_one_run(commands: list[list[str]], variables: list[dict[str, str]], e
     """Two commands, started from outside, train together in runs/x: the first prints, the second is silent."""
     processes = [
         subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **own},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            command, cwd=folder, env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         for command, own in zip(commands, variables, strict=True)
     ]

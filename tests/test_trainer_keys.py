@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-from commands import TINY_GLYPHS, compose_train
-from hydra import compose, initialize_config_dir
+from commands import TINY_GLYPHS, compose_entry, compose_train
 from interruptions import StopBefore
 from omegaconf import DictConfig
 
 from evaluate import evaluate
-from proxy_anchor.cli import main as entry
 from train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -27,8 +25,7 @@ def config(glyphs: str, *overrides: str) -> DictConfig:
 
 def evaluated(file: Path) -> dict[str, float]:
     """What evaluate.py finds in a checkpoint."""
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        numbers = evaluate(compose("evaluate", [f"checkpoint={file}"]))
+    numbers = evaluate(compose_entry("evaluate", f"checkpoint={file}"))
     return {key.removeprefix("recall_at_"): value for key, value in numbers.items() if key.startswith("recall_at_")}
 
 
@@ -59,18 +56,6 @@ def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
     assert [row["train_loss"] for row in trained] == [losses[row["epoch"] - 1] for row in trained]
 
 
-class Images(pl.Callback):
-    """The images of every training batch, by their numbers."""
-
-    def __init__(self) -> None:
-        self.batches: list[set[int]] = []
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self.batches.append(set(batch[2].tolist()))
-
-
 @pytest.mark.parametrize(
     ("overrides", "epochs"),
     [
@@ -84,7 +69,8 @@ class Images(pl.Callback):
 def test_recall_of_a_part_of_the_images_is_not_scored(
     glyphs: str, tmp_path: Path, overrides: list[str], epochs: int, capsys: pytest.CaptureFixture
 ) -> None:
-    seen = Images()
+    seen, batches = pl.Callback(), []
+    seen.on_train_batch_start = lambda trainer, learner, batch, number: batches.append(set(batch[2].tolist()))
     assert train(config(glyphs, *overrides), tmp_path, [seen]) == {}
     printed = capsys.readouterr().out
     assert printed.count("a part of the images: Recall is not computed") == epochs
@@ -94,8 +80,8 @@ def test_recall_of_a_part_of_the_images_is_not_scored(
     assert not left & {"result.json", "best.ckpt", "index.html"}
     assert ("last.ckpt" in left) == (overrides != ["debug=fdr"])
     if "debug=overfit" in overrides:
-        assert len(seen.batches) == epochs
-        assert all(each == seen.batches[0] for each in seen.batches)
+        assert len(batches) == epochs
+        assert all(each == batches[0] for each in batches)
 
 
 def rows(result: dict[str, Any]) -> list[tuple]:

@@ -5,12 +5,10 @@ import shutil
 
 import lookalikes as look
 import pytest
-from commands import run_entry
-from hydra import compose, initialize_config_dir
+from commands import compose_entry, run_entry
 from pictures import noise
 
 from check import check
-from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import messages
 from proxy_anchor.data.bad_images import BAD, ODD, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
@@ -134,8 +132,7 @@ def test_the_command_lists_all_and_exits_with_1(tmp_path):
 
 
 def run_check(*arguments: str) -> bool:
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        return check(compose("check", list(arguments)))
+    return check(compose_entry("check", *arguments))
 
 
 def test_odd_images_alone_are_no_failure(tmp_path, capsys):

@@ -77,11 +77,7 @@ def test_describe(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"batch_size": 0}, r"data\.batch_size=0"),
-        ({"num_workers": -1}, r"data\.num_workers=-1"),
-    ],
+    ("arguments", "named"), [({"batch_size": 0}, r"data\.batch_size=0"), ({"num_workers": -1}, r"data\.num_workers=-1")]
 )
 def test_bad_values_are_named(folder, arguments, named):
     with pytest.raises(UsageError, match=f"^{named}"):

@@ -3,11 +3,13 @@
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import one_line
 from PIL import Image
 
 from proxy_anchor.data.bad_images import check_images
@@ -42,12 +44,7 @@ def all_pairs(splits: Splits, root: Path) -> set[tuple[str, str]]:
     return set().union(*(pairs(table, root) for table in splits.tables.values()))
 
 
-def refused(*arguments, **named) -> str:
-    """The one line with which load_folder refuses."""
-    with pytest.raises(UsageError) as caught:
-        load_folder(*arguments, **named)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+refused = partial(one_line, load_folder)
 
 
 # ---- class folders

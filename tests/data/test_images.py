@@ -21,17 +21,6 @@ from proxy_anchor.cli import messages
 from proxy_anchor.data import images
 from proxy_anchor.data.augment import CentralCrop
 from proxy_anchor.data.files import find_images, images_below
-from proxy_anchor.data.images import (
-    ImageDataset,
-    fit_workers,
-    input_key,
-    open_image,
-    open_input,
-    prepare_readable,
-    read_rgb,
-    to_rgb,
-    upright_size,
-)
 from proxy_anchor.data.table import make_tables
 from proxy_anchor.errors import UsageError
 
@@ -72,26 +61,26 @@ def solid(mode: str, colour) -> Image.Image:
     ids=lambda value: value.mode if isinstance(value, Image.Image) else str(value),
 )
 def test_every_mode_becomes_rgb(image, expected):
-    assert pixel(to_rgb(image)) == expected
-    assert to_rgb(image).size == (4, 3)
+    assert pixel(images.to_rgb(image)) == expected
+    assert images.to_rgb(image).size == (4, 3)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
 def test_high_bit_depths_are_scaled_not_clipped(dtype):
     image = Image.fromarray(np.array([[0, 32768, 65535]], dtype=dtype))
     assert image.mode in ("I;16", "I", "F")
-    assert [pixel(to_rgb(image), (x, 0))[0] for x in range(3)] == [0, 127, 255]
+    assert [pixel(images.to_rgb(image), (x, 0))[0] for x in range(3)] == [0, 127, 255]
 
 
 def test_a_palette_keeps_its_colours_and_its_transparency_shows_white(tmp_path):
     image = Image.new("P", (2, 1))
     image.putpalette([*RED, 0, 0, 255])
     image.putpixel((1, 0), 1)
-    assert [pixel(to_rgb(image), (x, 0)) for x in (0, 1)] == [RED, (0, 0, 255)]
+    assert [pixel(images.to_rgb(image), (x, 0)) for x in (0, 1)] == [RED, (0, 0, 255)]
     for suffix, transparency in (("png", 1), ("gif", 1), ("png", bytes([255, 0]))):
         file = tmp_path / f"image.{suffix}"
         image.save(file, transparency=transparency)
-        assert [pixel(read_rgb(file), (x, 0)) for x in (0, 1)] == [RED, WHITE]
+        assert [pixel(images.read_rgb(file), (x, 0)) for x in (0, 1)] == [RED, WHITE]
 
 
 # EXIF orientation -> where a viewer finds the pixel of the stored image's rows "AB", "CD", "EF".
@@ -114,16 +103,16 @@ def test_an_exif_orientation_is_applied_once(orientation, form, tmp_path):
     file, exif = tmp_path / f"turned.{form}", Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(stored).save(file, exif=exif, lossless=True)
-    for image in (read_rgb(file), open_input(read_rgb(file)), open_input(Image.open(file))):
+    for image in (images.read_rgb(file), images.open_input(images.read_rgb(file)), images.open_input(Image.open(file))):
         letters = ["".join(chr(value // 3) for value in row) for row in np.asarray(image)[:, :, 0].tolist()]
         assert letters == UPRIGHT[orientation]
-    with open_image(file) as image:
-        assert upright_size(image) == (len(letters), len(letters[0]))
+    with images.open_image(file) as image:
+        assert images.upright_size(image) == (len(letters), len(letters[0]))
 
 
 def test_damaged_exif_data_leave_an_image_as_it_is_stored(tmp_path):
     noise(12, 5).save(tmp_path / "x.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
-    assert read_rgb(tmp_path / "x.jpg").size == (12, 5)
+    assert images.read_rgb(tmp_path / "x.jpg").size == (12, 5)
 
 
 # ---- bad files
@@ -152,7 +141,7 @@ def bad_file(kind: str, folder: Path) -> Path:
 def test_a_bad_file_is_named_in_one_line(kind, tmp_path):
     file = bad_file(kind, tmp_path)
     with pytest.raises(UsageError, match=f"^image {file} .*{BAD[kind][1]}.*remove it") as caught:
-        read_rgb(file)
+        images.read_rgb(file)
     assert messages.one_line(caught.value) == str(caught.value)
 
 
@@ -208,9 +197,9 @@ def test_a_bad_image_met_by_a_worker_is_one_line(tmp_path, write_images, num_wor
     bad = bad_file(kind, tmp_path)
     [table] = make_tables([*write_images({"a": 6}), (bad, "a")])
     with pytest.raises(UsageError) as direct:
-        read_rgb(bad)
+        images.read_rgb(bad)
     with pytest.raises(UsageError) as caught:
-        list(DataLoader(ImageDataset(table, CentralCrop(8, 8)), batch_size=4, num_workers=num_workers))
+        list(DataLoader(images.ImageDataset(table, CentralCrop(8, 8)), batch_size=4, num_workers=num_workers))
     assert messages.one_line(caught.value) == str(direct.value)
 
 
@@ -237,7 +226,7 @@ def test_workers_have_room_for_all_loaders_before_they_start(given, free, limit,
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     refused = said and given is not None
     with pytest.raises(UsageError, match=f"{said}.*: set num_workers={fitting}") if refused else nullcontext():
-        assert fit_workers(given, [(1000, 100), (1000, 100)], "num_workers") == fitting
+        assert images.fit_workers(given, [(1000, 100), (1000, 100)], "num_workers") == fitting
     printed = capsys.readouterr().out
     assert bool(printed) == bool(said and given is None)
     assert not printed or re.match(f"{said}.*: lowered to {fitting}\\.$", printed)
@@ -245,12 +234,12 @@ def test_workers_have_room_for_all_loaders_before_they_start(given, free, limit,
 
 def test_fewer_batches_than_workers_prepare_need_less_room_and_ranks_share_it(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2000))
-    assert fit_workers(16, [(1000, 2)]) == 16
+    assert images.fit_workers(16, [(1000, 2)]) == 16
     with pytest.raises(UsageError, match="take 0 MB"):
-        fit_workers(16, [(1000, 3)])
+        images.fit_workers(16, [(1000, 3)])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="take 0 MB"):
-        fit_workers(16, [(1000, 2)])
+        images.fit_workers(16, [(1000, 2)])
 
 
 # ---- images that are handed over one by one
@@ -261,8 +250,8 @@ def test_every_kind_of_input_is_the_same_picture(write_images: Callable) -> None
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB"))
     for given in (path, str(path), path.read_bytes(), pixels, Image.fromarray(pixels), pixels[:, ::-1][:, ::-1]):
-        assert np.array_equal(np.asarray(open_input(given)), pixels)
-    grey = open_input(pixels[:, :, 0])
+        assert np.array_equal(np.asarray(images.open_input(given)), pixels)
+    grey = images.open_input(pixels[:, :, 0])
     assert grey.mode == "RGB"
     assert np.array_equal(np.asarray(grey)[:, :, 2], pixels[:, :, 0])
 
@@ -280,7 +269,7 @@ def test_every_kind_of_input_is_the_same_picture(write_images: Callable) -> None
 )
 def test_what_is_no_image_is_said_in_one_line(given: object, reason: str) -> None:
     with pytest.raises(UsageError, match=reason) as caught:
-        open_input(given)  # type: ignore[arg-type]
+        images.open_input(given)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
@@ -288,7 +277,7 @@ def test_a_decompression_bomb_is_refused_by_its_header() -> None:
     stream = BytesIO()
     Image.new("RGB", (30, 50)).save(stream, "PNG")
     with pytest.raises(UsageError, match=r"30 x 50 pixels; at most 1,000"):
-        open_input(stream.getvalue()[:-20], max_pixels=1000)  # what follows the header is damaged, and not read
+        images.open_input(stream.getvalue()[:-20], max_pixels=1000)  # what follows the header is damaged, and not read
 
 
 def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -308,22 +297,24 @@ def test_a_folder_is_searched_through_in_natural_order(tmp_path: Path, capsys: p
 
 def test_key_changes_with_the_file(write_images: Callable) -> None:
     (first, _), (second, _) = write_images({"a": 2})
-    before = input_key(first)
-    assert before == input_key(str(first)) != input_key(second)
+    before = images.input_key(first)
+    assert before == images.input_key(str(first)) != images.input_key(second)
     first.write_bytes(second.read_bytes())
-    assert input_key(first) != before
-    assert input_key(b"x") == input_key(b"x") != input_key(b"y")
-    assert input_key(np.zeros((2, 3), np.uint8)) != input_key(np.zeros((3, 2), np.uint8))
-    assert "missing" in input_key("/nowhere/at/all.png")
+    assert images.input_key(first) != before
+    assert images.input_key(b"x") == images.input_key(b"x") != images.input_key(b"y")
+    assert images.input_key(np.zeros((2, 3), np.uint8)) != images.input_key(np.zeros((3, 2), np.uint8))
+    assert "missing" in images.input_key("/nowhere/at/all.png")
 
 
 def test_unreadable_images_keep_their_place_and_reason(write_images: Callable, tmp_path: Path) -> None:
     (good, _), (other, _) = write_images({"a": 2})
     (tmp_path / "bad.jpg").write_text("no image")
-    rows, pixels, skipped = prepare_readable(CentralCrop(16, 20), [(4, good), (5, tmp_path / "bad.jpg"), (7, other)])
+    rows, pixels, skipped = images.prepare_readable(
+        CentralCrop(16, 20), [(4, good), (5, tmp_path / "bad.jpg"), (7, other)]
+    )
     assert rows == [4, 7]
     assert pixels.shape == (2, 3, 16, 16)
     assert pixels.dtype == torch.uint8
     assert [row for row, _ in skipped] == [5]
     assert "bad.jpg" in skipped[0][1]
-    assert prepare_readable(CentralCrop(16, 20), [(5, tmp_path / "bad.jpg")])[0] == []
+    assert images.prepare_readable(CentralCrop(16, 20), [(5, tmp_path / "bad.jpg")])[0] == []

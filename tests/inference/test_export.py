@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from commands import REPOSITORY
 from PIL import Image
+from processes import run_python
 from torch import nn
 from torch.nn import functional as F
 
@@ -121,7 +120,7 @@ sys.modules["proxy_anchor"] = sys.modules["timm"] = None
 net = torch.export.load("out/model.pt2").module()
 torch.save([net(each) for each in torch.load("pixels.pt").split([1, 2, 4])], "found.pt")
 """
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    run_python(code, cwd=tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(torch.cat(torch.load(tmp_path / "found.pt")), trained(pixels))
 
@@ -138,10 +137,8 @@ def test_the_example_needs_no_torch_and_gives_the_same_similarities(
     export(load_trained(checkpoint), "onnx", tmp_path / "out")
     example = REPOSITORY / "examples" / "onnx_search.py"
     code = "import sys, runpy; sys.modules['torch'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-    command = [sys.executable, "-c", code, str(example), str(tmp_path / "out"), str(tmp_path / "images"), str(query)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    printed = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    shown = run_python(code, example, tmp_path / "out", tmp_path / "images", query)
+    printed = [line.split(maxsplit=1) for line in shown.splitlines()]
     hits = Retriever.from_pretrained(checkpoint).index(tmp_path / "images", progress=False).search(query, k=5)[0]
     assert [path for _, path in printed] == [hit.name for hit in hits]
     assert [float(value) for value, _ in printed] == pytest.approx([hit.similarity for hit in hits], abs=6e-4)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from commands import compose_entry
 from PIL import Image, ImageDraw
 
 from check import check
-from proxy_anchor.cli import main as entry
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.embedder import Embedded
@@ -89,10 +88,8 @@ def folder(tmp_path: Path) -> Path:
 
 def run_check(folder: Path, *more: str) -> bool:
     arguments = ["dataset=folder", f"dataset.root={folder / 'my'}", f"output={folder / 'findings.csv'}", "near=true"]
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        return check(
-            compose("check", [*arguments, "embed.num_workers=0", "embed.device=cpu", "similarity=0.85", *more])
-        )
+    arguments += ["embed.num_workers=0", "embed.device=cpu", "similarity=0.85"]
+    return check(compose_entry("check", *arguments, *more))
 
 
 def test_the_command_finds_a_changed_copy_in_another_split(folder: Path, capsys) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import TINY_GLYPHS, compose_train, run_entry, run_ok
+from commands import TINY_GLYPHS, compose_train, run_ok
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
@@ -170,23 +170,3 @@ def test_the_share_of_images_in_p_x_k_batches_is_printed_and_logged(tmp_path: Pa
     arguments = ("loss=triplet", "data.images_per_class=4", "run=p_x_k", *TINY_GLYPHS)
     assert "batches: 4 classes x 4 images, for" in run_ok("train.py", *arguments, cwd=tmp_path)
     assert "train/images_seen" in (tmp_path / "runs" / "p_x_k" / "metrics.csv").read_text()
-
-
-TARGET = "loss=pml loss.loss._target_=pytorch_metric_learning.losses"
-BAD = {
-    "loss=triplet loss.margin=-1": "loss.margin=-1: expected a finite number of at least 0",
-    "loss=pml": "loss.loss._target_ is needed",
-    f"{TARGET}.NoLoss": "NoLoss",
-    f"{TARGET}.FastAPLoss +loss.loss.bins=3": "unexpected keyword argument 'bins'",
-    "loss=triplet data.images_per_class=3": "set data.batch_size=15, or data.images_per_class=null",
-}
-
-
-@pytest.mark.parametrize("arguments", BAD)
-def test_bad_choice_is_one_line(arguments: str, tmp_path: Path) -> None:
-    small = ["dataset.load.train_classes=8", "dataset.load.test_classes=8", "dataset.load.images_per_class=8"]
-    done = run_entry("train.py", "run=x", *small, "data.batch_size=16", *arguments.split(), cwd=tmp_path)
-    assert done.returncode == 2
-    lines = [line for line in done.stderr.splitlines() if "drawing" not in line and line.strip()]
-    assert len(lines) == 1, done.stderr
-    assert BAD[arguments] in lines[0]

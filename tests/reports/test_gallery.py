@@ -15,14 +15,7 @@ from reports.conftest import ANGLES, on_circle
 from proxy_anchor import Retriever
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.gallery import (
-    choose_queries,
-    class_recall,
-    nearest_images,
-    retrieval_gallery,
-    select_queries,
-    worst_queries,
-)
+from proxy_anchor.reports import gallery as module
 from proxy_anchor.reports.pages import write_retrieval_page, write_search_page
 
 
@@ -33,7 +26,7 @@ def make_splits(query: str, gallery: str = "") -> Splits:
 
 
 def found(splits: Splits, embeddings: list[torch.Tensor], k: int) -> list[list[tuple[int, bool]]]:
-    neighbours = nearest_images(splits, embeddings, range(len(splits.query)), k)
+    neighbours = module.nearest_images(splits, embeddings, range(len(splits.query)), k)
     return [[(each.index, each.is_hit) for each in row] for row in neighbours]
 
 
@@ -60,7 +53,7 @@ def test_k_is_bounded_by_what_can_be_found(query: str, gallery: str, columns: in
 
 
 def test_the_picture_frames_hits_and_misses(splits: Splits) -> None:
-    page = retrieval_gallery(splits, [on_circle(*ANGLES)], [2, 0], k=3)
+    page = module.retrieval_gallery(splits, [on_circle(*ANGLES)], [2, 0], k=3)
     assert page.size == (4 * (96 + 6) + 12, 2 * (96 + 14 + 6) + 6)
     black, miss, hit = (0, 0, 0), (0xCC, 0x33, 0x11), (0x00, 0x9E, 0x73)
     lefts = [6, *(12 + column * 102 for column in (1, 2, 3))]
@@ -74,28 +67,28 @@ def test_the_picture_frames_hits_and_misses(splits: Splits) -> None:
 
 def test_queries_are_of_different_classes_and_follow_the_seed() -> None:
     labels = np.repeat(range(3), 5)
-    chosen = [choose_queries(labels, 3, seed) for seed in range(4)]
+    chosen = [module.choose_queries(labels, 3, seed) for seed in range(4)]
     assert all(sorted(labels[rows]) == [0, 1, 2] for rows in chosen)
-    assert chosen[0] == choose_queries(labels, 3)
+    assert chosen[0] == module.choose_queries(labels, 3)
     assert len(set(map(tuple, chosen))) > 1
-    assert sorted(choose_queries(labels, 99)) == list(range(15))
+    assert sorted(module.choose_queries(labels, 99)) == list(range(15))
 
 
 def test_recall_of_each_class_and_the_worst_queries(splits: Splits) -> None:
-    assert class_recall(splits, [on_circle(*ANGLES)]) == {"a": 1.0, "b": 0.5}
-    assert class_recall(splits, [on_circle(*ANGLES)], k=3) == {"a": 1.0, "b": 1.0}
+    assert module.class_recall(splits, [on_circle(*ANGLES)]) == {"a": 1.0, "b": 0.5}
+    assert module.class_recall(splits, [on_circle(*ANGLES)], k=3) == {"a": 1.0, "b": 1.0}
     # cos(own) - cos(other): 0: 10/25, 1: 10/15, 2: 75/15, 3: 75/90.
-    assert worst_queries(splits, [on_circle(*ANGLES)]) == [2, 1, 0, 3]
+    assert module.worst_queries(splits, [on_circle(*ANGLES)]) == [2, 1, 0, 3]
 
 
 def test_choices(splits: Splits) -> None:
     embeddings = [on_circle(*ANGLES)]
-    assert select_queries(splits, embeddings, "worst", count=1) == [2]
-    assert select_queries(splits, embeddings, [splits.query.paths[3], str(splits.query.paths[1])]) == [3, 1]
-    assert {splits.query.labels[each] for each in select_queries(splits, embeddings, count=2)} == {0, 1}
+    assert module.select_queries(splits, embeddings, "worst", count=1) == [2]
+    assert module.select_queries(splits, embeddings, [splits.query.paths[3], str(splits.query.paths[1])]) == [3, 1]
+    assert {splits.query.labels[each] for each in module.select_queries(splits, embeddings, count=2)} == {0, 1}
     for choose, missing in ((["nowhere.png"], r"nowhere\.png"), ("best", "best")):
         with pytest.raises(UsageError, match=f"not among them: {missing}"):
-            select_queries(splits, embeddings, choose)
+            module.select_queries(splits, embeddings, choose)
 
 
 def test_two_models_beside_each_other(splits: Splits, tmp_path: Path) -> None:

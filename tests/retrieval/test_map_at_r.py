@@ -9,11 +9,7 @@ from by_fractions import coarse_problems, on_circle, ranked_hits, rows
 from hypothesis import given, settings
 
 from proxy_anchor.retrieval import ranking
-from proxy_anchor.retrieval.metrics import (
-    metrics_at_r,
-    num_queries_without_positive,
-    recall_at_k,
-)
+from proxy_anchor.retrieval.metrics import metrics_at_r, num_queries_without_positive, recall_at_k
 
 
 def from_hits(hits: list[list[bool]]) -> tuple[float, float]:

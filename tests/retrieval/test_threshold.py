@@ -70,14 +70,16 @@ def opis_by_loops(embeddings: torch.Tensor, labels: torch.Tensor) -> float:
     distance = {pair: (2 - 2 * s) ** 0.5 for pair, s in pair_similarities(embeddings, labels).items()}
     negatives = sorted(d for (i, j), d in distance.items() if labels[i] != labels[j])
     low, high = (negatives[max(1, int(rate * len(negatives))) - 1] for rate in (0.01, 0.1))
-    squares = []
+    names, squares = sorted({*labels.tolist()}), []
+    own = [np.array([d for (i, j), d in distance.items() if labels[i] == labels[j] == each]) for each in names]
+    other = [
+        np.array([d for (i, j), d in distance.items() if (labels[i] == each) != (labels[j] == each)]) for each in names
+    ]
     for limit in np.linspace(low, high, 101):
         utilities = []
-        for each in sorted({*labels.tolist()}):
-            own = [d for (i, j), d in distance.items() if labels[i] == labels[j] == each]
-            other = [d for (i, j), d in distance.items() if (labels[i] == each) != (labels[j] == each)]
-            sensitivity = np.mean([d <= limit + 1e-7 for d in own])
-            specificity = np.mean([d > limit + 1e-7 for d in other])
+        for same, different in zip(own, other, strict=True):
+            sensitivity = np.mean(same <= limit + 1e-7)
+            specificity = np.mean(different > limit + 1e-7)
             utilities.append(2 * sensitivity * specificity / (sensitivity + specificity))
         squares += [(each - np.mean(utilities)) ** 2 for each in utilities]
     return float(np.mean(squares))

@@ -15,17 +15,7 @@ from commands import REPOSITORY
 from processes import await_end
 
 from proxy_anchor.errors import STOPPED, UsageError
-from proxy_anchor.sweeps.launcher import (
-    LAUNCHER,
-    SWEEP_JOB,
-    Job,
-    JobError,
-    job_command,
-    make_slots,
-    run_here,
-    run_on_ray,
-    run_ranks,
-)
+from proxy_anchor.sweeps import launcher as module
 from proxy_anchor.utils import FAILURE_FILE, JOBS_AT_ONCE, available_cpus
 
 ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY / "src")}
@@ -41,7 +31,7 @@ def test_ranks_see_their_place(tmp_path):
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "EXTRA")
     text = f"Path({str(tmp_path)!r}, os.environ['RANK']).write_text(' '.join(os.environ[n] for n in {names}))"
     before = signal.getsignal(signal.SIGTERM), os.environ.copy()
-    run_ranks(script(tmp_path, text), 2, {"EXTRA": "e"})
+    module.run_ranks(script(tmp_path, text), 2, {"EXTRA": "e"})
     assert (tmp_path / "0").read_text() == "0 0 2 2 e"
     assert (tmp_path / "1").read_text() == "1 1 2 2 e"
     assert (signal.getsignal(signal.SIGTERM), os.environ) == before
@@ -51,8 +41,8 @@ def test_ranks_see_their_place(tmp_path):
 @pytest.mark.parametrize(
     ("end", "error", "message"),
     [
-        ("sys.exit(3)", JobError, "process 1 of 2 ended with an error; its messages stand above"),
-        ("os.kill(os.getpid(), 9)", JobError, "process 1 of 2 was killed by signal 9"),
+        ("sys.exit(3)", module.JobError, "process 1 of 2 ended with an error; its messages stand above"),
+        ("os.kill(os.getpid(), 9)", module.JobError, "process 1 of 2 was killed by signal 9"),
         ("leave_error('image 7 is damaged'); sys.exit(2)", UsageError, "^image 7 is damaged$"),
         ("sys.exit(75)", SystemExit, "75"),
         ("os.kill(os.getppid(), 15)", SystemExit, "75"),
@@ -64,7 +54,7 @@ def test_a_failed_rank_or_a_signal_ends_all(end, error, message, tmp_path, capfd
     text = f"from proxy_anchor.sweeps.launcher import leave_error\n{write}\nif os.environ['RANK'] == '1': {end}\n"
     start = time.monotonic()
     with pytest.raises(error, match=message):
-        run_ranks(script(tmp_path, f"{text}time.sleep(60)"), 2, ENVIRONMENT)
+        module.run_ranks(script(tmp_path, f"{text}time.sleep(60)"), 2, ENVIRONMENT)
     assert time.monotonic() - start < 30
     assert "death signal" not in capfd.readouterr().err  # torch's log
     for rank in tmp_path.glob("[01]"):
@@ -74,7 +64,7 @@ def test_a_failed_rank_or_a_signal_ends_all(end, error, message, tmp_path, capfd
 @linux
 def test_a_process_whose_launcher_has_ended_before_ends():
     code = "from proxy_anchor.sweeps.launcher import end_with_parent; end_with_parent()"
-    environment = {**os.environ, **ENVIRONMENT, LAUNCHER: "1"}
+    environment = {**os.environ, **ENVIRONMENT, module.LAUNCHER: "1"}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -signal.SIGKILL
 
 
@@ -89,7 +79,7 @@ def read_when_written(file: Path, text: str = "") -> str:
 
 def test_gpus_are_divided_into_slots(monkeypatch):
     def gpus(*arguments: int | None) -> list[str | None]:
-        return [slot.get("CUDA_VISIBLE_DEVICES") for slot in make_slots(*arguments)]
+        return [slot.get("CUDA_VISIBLE_DEVICES") for slot in module.make_slots(*arguments)]
 
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -97,7 +87,7 @@ def test_gpus_are_divided_into_slots(monkeypatch):
     assert gpus(3, None) == ["0,1,2"]
     assert gpus(1, 2) == ["0", "1"]
     assert gpus(2, 3) == ["0,1", "2,3", "0,1"]  # shared
-    assert make_slots(0, 3) == [{JOBS_AT_ONCE: "3"}] * 3
+    assert module.make_slots(0, 3) == [{JOBS_AT_ONCE: "3"}] * 3
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")  # the user's names
     assert gpus(1, None) == ["3", "5"]
@@ -108,8 +98,8 @@ def test_gpus_are_divided_into_slots(monkeypatch):
     assert available_cpus() == 2  # decoding processes of one of the four
 
 
-def job(code: str, folder: Path) -> Job:
-    return Job((sys.executable, "-c", f"import os, sys, time\n{code}"), folder.parent, folder)
+def job(code: str, folder: Path) -> module.Job:
+    return module.Job((sys.executable, "-c", f"import os, sys, time\n{code}"), folder.parent, folder)
 
 
 def test_each_slot_runs_one_job_at_a_time(tmp_path):
@@ -120,7 +110,7 @@ def test_each_slot_runs_one_job_at_a_time(tmp_path):
     )
     jobs = [job(code, tmp_path / str(number)) for number in range(6)]
     ended = {}
-    run_here(jobs, [{"CUDA_VISIBLE_DEVICES": each} for each in "abc"], ended.__setitem__)
+    module.run_here(jobs, [{"CUDA_VISIBLE_DEVICES": each} for each in "abc"], ended.__setitem__)
     assert ended == dict.fromkeys(range(6))
     assert {each.output.read_text().strip() for each in jobs} == {"a", "b", "c"}
 
@@ -133,12 +123,12 @@ def test_a_crash_is_explained_and_the_others_finish(tmp_path, monkeypatch):
         "ended with exit code 3": "sys.exit(3)",
         "KeyError: 1": "raise KeyError(1)",
         "lr is out of range": "print('error: lr is out of range'); print('bye'); sys.exit(2)",
-        None: f"assert os.environ[{SWEEP_JOB!r}] and 'SLURM_PROCID' not in os.environ",
+        None: f"assert os.environ[{module.SWEEP_JOB!r}] and 'SLURM_PROCID' not in os.environ",
     }
     jobs = [job(code, tmp_path / str(number)) for number, code in enumerate(codes.values())]
     ended = {}
     for _ in range(2):  # what an earlier attempt printed is no reason
-        run_here(jobs, [{}] * 2, ended.__setitem__)
+        module.run_here(jobs, [{}] * 2, ended.__setitem__)
         assert [ended[number] for number in range(6)] == list(codes)
     assert (tmp_path / "0" / FAILURE_FILE).read_text().splitlines()[0] == "before"
     assert not (tmp_path / "3").exists()  # a job leaves its trace itself
@@ -148,14 +138,14 @@ def test_a_ray_cluster_without_enough_gpus_is_one_line(monkeypatch):
     ray = MagicMock(cluster_resources=dict)
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(UsageError, match=r"the cluster shows 0 GPUs; add trainer\.accelerator=cpu"):
-        run_on_ray([], print, None, {"num_gpus": 1})
+        module.run_on_ray([], print, None, {"num_gpus": 1})
     assert ray.shutdown.called
 
 
 def test_a_job_is_the_command_less_the_launchers_words(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/x/train.py", "-m"])
     given = ["launcher=local", "+launcher.jobs_at_once=2", "loss.alpha=16", "run=${now:%Y}"]
-    _, *command = job_command(given, "it's", Path("/runs/it's/0"))
+    _, *command = module.job_command(given, "it's", Path("/runs/it's/0"))
     assert command == [
         *["/x/train.py", "loss.alpha=16", r"run='it\'s'", "hydra.mode=RUN", r"hydra.run.dir='/runs/it\'s/0'"]
     ]

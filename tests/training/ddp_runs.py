@@ -8,7 +8,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from processes import run_processes  # noqa: F401  (next to what it runs)
 from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.miners import TripletMarginMiner
 from quiet import QUIET

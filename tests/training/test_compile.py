@@ -22,16 +22,7 @@ from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import compile as compile_module
 from proxy_anchor.training.callbacks import startup
 from proxy_anchor.training.callbacks.startup import Startup, check_compiled
-from proxy_anchor.training.compile import (
-    CompiledNet,
-    GradientCheck,
-    check_file,
-    check_gradients,
-    compile_loss,
-    compiler_options,
-    recall_check,
-    remember_check,
-)
+from proxy_anchor.training.compile import CompiledNet
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -59,7 +50,10 @@ def test_training_compiled_equals_training_plain(make_learner: Callable, fit: Ca
     fit(plain, max_epochs=3, limit_val_batches=1.0)
     compiled = make_learner(warmup_epochs=1)
     start = {name: value.clone() for name, value in compiled.net.state_dict().items()}
-    compiled.compiled, compiled.compiled_loss = CompiledNet(compiled.net), compile_loss(compiled.loss.forward)
+    compiled.compiled, compiled.compiled_loss = (
+        CompiledNet(compiled.net),
+        compile_module.compile_loss(compiled.loss.forward),
+    )
     fit(compiled, max_epochs=3, callbacks=[startup], limit_val_batches=1.0)
     assert "cosine with the plain float32 network's is 1.0000" in capsys.readouterr().out
     assert startup.seconds["compilation"] > 0
@@ -89,7 +83,7 @@ def assert_compiled_loss_is_the_plain_one(make_learner: Callable) -> None:
 
 def test_the_compiled_loss_is_the_plain_one(make_learner: Callable) -> None:
     assert_compiled_loss_is_the_plain_one(make_learner)
-    assert compiler_options() | {"triton.cudagraphs": False} == GIVEN
+    assert compile_module.compiler_options() | {"triton.cudagraphs": False} == GIVEN
 
 
 needs_compiler = pytest.mark.skipif(
@@ -114,7 +108,7 @@ def test_the_check_passes_and_leaves_statistics_and_random_numbers_alone(
     learner, trainer = make_learner(), make_trainer()
     learner.net = small_net(dim=8, drop_path=drop_path)
     learner.compiled, trainer.datamodule = CompiledNet(learner.net), make_data()
-    assert {"fallback_random": drop_path > 0, **compiler_options()} == GIVEN
+    assert {"fallback_random": drop_path > 0, **compile_module.compiler_options()} == GIVEN
     learner.train()
     before = {name: buffer.clone() for name, buffer in learner.net.named_buffers()}
     state = torch.get_rng_state()
@@ -183,13 +177,15 @@ def photographs(seed: int, count: int = 12, side: int = 64) -> torch.Tensor:
     return torch.nn.functional.interpolate(small, size=side, mode="bilinear").to(torch.uint8)
 
 
-def check(net: EmbeddingNet, embed: Callable, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> GradientCheck:
+def check(
+    net: EmbeddingNet, embed: Callable, seed: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> compile_module.GradientCheck:
     torch.manual_seed(seed)
     loss = ProxyAnchorLoss(6, net.config["embedding_dim"])
     images = photographs(seed, side=net.config["image_size"])
     half = dtype != torch.float32
     precision = functools.partial(torch.autocast, "cpu", dtype if half else torch.bfloat16, enabled=half)
-    return check_gradients(net, embed, loss, images, torch.arange(12) // 2, precision)
+    return compile_module.check_gradients(net, embed, loss, images, torch.arange(12) // 2, precision)
 
 
 def with_gradient(change: Callable[[torch.Tensor], torch.Tensor], name: str) -> Callable[[EmbeddingNet], Callable]:
@@ -256,7 +252,7 @@ def test_the_check_measures_from_float32() -> None:
 
 def test_a_check_is_remembered_until_what_it_depends_on_changes(tmp_path: Path, monkeypatch) -> None:
     def file_of(net: EmbeddingNet, batch: int = 12, precision: str = "bf16-mixed") -> Path:
-        return check_file(net, (batch, 3, 64, 64), precision, torch.device("cpu"))
+        return compile_module.check_file(net, (batch, 3, 64, 64), precision, torch.device("cpu"))
 
     net, vit = small_net(), EmbeddingNet("test_vit", 16, pretrained=False).train()
     file = file_of(net)
@@ -266,11 +262,11 @@ def test_a_check_is_remembered_until_what_it_depends_on_changes(tmp_path: Path, 
     others += [file_of(small_net(each)) for each in ("frozen_statistics", "frozen")]
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     assert len({file, *others, file_of(net)}) == 7
-    assert recall_check(file) is None
-    remember_check(file, GradientCheck(0.9, 0.95))
-    assert recall_check(file) == (0.9, 0.95)
+    assert compile_module.recall_check(file) is None
+    compile_module.remember_check(file, compile_module.GradientCheck(0.9, 0.95))
+    assert compile_module.recall_check(file) == (0.9, 0.95)
     file.write_text("{")
-    assert recall_check(file) is None
+    assert compile_module.recall_check(file) is None
 
 
 def test_a_later_start_does_not_repeat_the_check(make_learner: Callable, fit: Callable, capsys) -> None:
@@ -308,7 +304,10 @@ def test_a_module_of_a_few_numbers_is_judged_with_its_parent() -> None:
 
 def test_the_loss_is_compiled_before_the_first_step(make_learner: Callable, fit: Callable) -> None:
     learner, graphs, counted = make_learner(), [], pl.Callback()
-    learner.compiled, learner.compiled_loss = CompiledNet(learner.net), compile_loss(learner.loss.forward)
+    learner.compiled, learner.compiled_loss = (
+        CompiledNet(learner.net),
+        compile_module.compile_loss(learner.loss.forward),
+    )
     counted.on_train_start = lambda *given: graphs.append(counters["stats"]["unique_graphs"])
     torch.compiler.reset()
     counters.clear()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_runs import PARTS, RUNS, part, run_processes, train_all, train_synchronised
+from ddp_runs import PARTS, RUNS, part, train_all, train_synchronised
 from pictures import write_noise_images
+from processes import run_processes
 
 from proxy_anchor.data.table import Splits, make_tables
 

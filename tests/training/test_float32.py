@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import TINY_GLYPHS, compose_train
-from hydra import compose, initialize_config_dir
+from commands import TINY_GLYPHS, compose_entry, compose_train
 from omegaconf import OmegaConf
 from torch import nn
 
 from evaluate import evaluate
-from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval.search import full_precision
 from proxy_anchor.training.checkpoint import load_checkpoint
@@ -65,8 +63,7 @@ def test_every_run_sets_it_and_evaluate_sets_it_again(tmp_path: Path, monkeypatc
     assert load_checkpoint(tmp_path / "run" / "best.ckpt").metadata["config"]["float32_precision"] == "ieee"
     seen.clear()
     set_float32_precision("tf32")
-    with initialize_config_dir(entry.CONF, version_base="1.3"):
-        evaluate(compose("evaluate", [f"checkpoint={tmp_path / 'run' / 'best.ckpt'}"]))
+    evaluate(compose_entry("evaluate", f"checkpoint={tmp_path / 'run' / 'best.ckpt'}"))
     assert set(seen) == {IEEE}
 
 

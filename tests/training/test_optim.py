@@ -14,12 +14,7 @@ from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.cli.config import learning
 from proxy_anchor.errors import UsageError
 from proxy_anchor.training.module import MetricLearner
-from proxy_anchor.training.optim import (
-    check_learning,
-    make_optimizer,
-    make_parameter_groups,
-    make_scheduler,
-)
+from proxy_anchor.training.optim import check_learning, make_optimizer, make_parameter_groups, make_scheduler
 
 
 def make_net(**arguments) -> EmbeddingNet:

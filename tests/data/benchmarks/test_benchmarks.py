@@ -4,6 +4,7 @@ from collections import Counter
 
 import lookalikes as look
 import pytest
+from commands import one_line
 
 from proxy_anchor.data.benchmarks import cars, cub, inshop, sop
 from proxy_anchor.data.benchmarks.cars import load_cars
@@ -12,7 +13,6 @@ from proxy_anchor.data.benchmarks.inshop import load_inshop
 from proxy_anchor.data.benchmarks.sop import load_sop
 from proxy_anchor.data.images import read_rgb
 from proxy_anchor.data.table import ImageTable
-from proxy_anchor.errors import UsageError
 
 PROTOCOL = {
     cub: {"train": (5864, 100), "query": (5924, 100)},
@@ -52,13 +52,6 @@ def _small(monkeypatch):
     for module in (cub, cars, sop):
         monkeypatch.setattr(module, "EXPECTED", SMALL)
     monkeypatch.setattr(inshop, "EXPECTED", SMALL_INSHOP)
-
-
-def refused(load, root, **named) -> str:
-    with pytest.raises(UsageError) as caught:
-        load(root, **named)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def per_class(table: ImageTable) -> dict[str, int]:
@@ -121,7 +114,7 @@ def test_inshop_takes_the_images_of_the_protocol_where_larger_ones_lie_next_to_t
 def test_a_difference_says_expected_and_found(name, tmp_path, monkeypatch):
     module, load, make = LOADERS[name]
     monkeypatch.setattr(module, "EXPECTED", PROTOCOL[module])
-    message = refused(load, make(tmp_path))
+    message = one_line(load, make(tmp_path))
     images, classes = PROTOCOL[module]["train"]
     assert f"expected {images:,} train images of {classes:,} classes, " in message
     assert "found 12 train images of 4 classes" in message
@@ -136,7 +129,7 @@ def test_missing_and_empty_images_look_like_a_partial_download(name, tmp_path):
     gone, empty = whole.train.paths[0], whole.train.paths[3]
     gone.unlink()
     empty.write_bytes(b"")
-    message = refused(load, tmp_path)
+    message = one_line(load, tmp_path)
     assert f"{gone} (missing), {empty} (empty)" in message
     partial = load(tmp_path, allow_partial=True)
     assert len(partial.train) == len(whole.train) - 2
@@ -148,8 +141,8 @@ def test_missing_and_empty_images_look_like_a_partial_download(name, tmp_path):
 @pytest.mark.parametrize("name", LOADERS)
 def test_an_empty_folder_says_what_is_wanted(name, tmp_path):
     _, load, _ = LOADERS[name]
-    assert f"dataset.root={tmp_path} does not hold" in refused(load, tmp_path)
-    assert f"dataset.root={tmp_path / 'nothing'} is not a folder: pass" in refused(load, tmp_path / "nothing")
+    assert f"dataset.root={tmp_path} does not hold" in one_line(load, tmp_path)
+    assert f"dataset.root={tmp_path / 'nothing'} is not a folder: pass" in one_line(load, tmp_path / "nothing")
 
 
 DAMAGED = {  # file, line to replace, new text, place and complaint
@@ -170,7 +163,7 @@ def test_a_damaged_row_is_named_by_its_line(what, tmp_path):
     lines = path.read_bytes().decode("utf-8-sig").splitlines()
     number = next(index for index, line in enumerate(lines) if index > 6 and line.strip())
     path.write_text("\n".join([*lines[:number], text, *lines[number + 1 :]]))
-    message = refused(load, tmp_path)
+    message = one_line(load, tmp_path)
     assert message.startswith(f"{path}, line {number + 1}: ")
     assert complaint in message
 
@@ -179,10 +172,10 @@ def test_an_image_of_cub_without_a_class_is_missing_in_the_counts(tmp_path):
     look.make_cub(tmp_path)
     labels = tmp_path / "CUB_200_2011/image_class_labels.txt"
     labels.write_text(labels.read_text(encoding="utf-8-sig").replace("\n61 200", ""))
-    assert "found 12 train images of 4 classes, 9 query images" in refused(load_cub, tmp_path)
+    assert "found 12 train images of 4 classes, 9 query images" in one_line(load_cub, tmp_path)
 
 
 def test_a_list_that_is_no_text_is_named(tmp_path):
     path = look.make_sop(tmp_path) / "Stanford_Online_Products/Ebay_test.txt"
     path.write_bytes(b"\xff\xfe\x00a\x00b")
-    assert refused(load_sop, tmp_path).startswith(f"list file {path} cannot be read")
+    assert one_line(load_sop, tmp_path).startswith(f"list file {path} cannot be read")

@@ -6,25 +6,18 @@ from pathlib import Path
 import lookalikes as look
 import numpy as np
 import pytest
+from commands import SHARED, one_line
 from scipy.io import savemat
 
 from proxy_anchor.data.benchmarks.cars import load_cars
 from proxy_anchor.data.table import Splits
-from proxy_anchor.errors import UsageError
 
-HALF = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "cars196_half"
+HALF = SHARED / "data" / "cars196_half"
 
 
 def classes_of(splits: Splits, root: Path) -> dict[str, str]:
     rows = splits.train.rows + splits.query.rows
     return {path.relative_to(root).as_posix(): name for path, name in rows}
-
-
-def refused(root: Path) -> str:
-    with pytest.raises(UsageError) as caught:
-        load_cars(root)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_classes_have_names_where_the_set_has_them(tmp_path):
@@ -57,7 +50,7 @@ def test_layouts_side_by_side_are_not_joined(tmp_path):
 
 def test_a_part_is_refused_with_both_counts_unless_allowed(tmp_path):
     shutil.rmtree(look.make_cars_two_folders(tmp_path) / "cars_test")
-    message = refused(tmp_path)
+    message = one_line(load_cars, tmp_path)
     assert message.startswith(
         "cars is not the whole benchmark: expected 8,054 train images of 98 classes, 8,131 query images of 98 "
         "classes; found 6 train images of 3 classes, 5 query images of 3 classes."
@@ -70,7 +63,7 @@ def test_a_part_is_refused_with_both_counts_unless_allowed(tmp_path):
 
 def test_test_annotations_without_classes_are_named(tmp_path):
     (look.make_cars_two_folders(tmp_path) / "cars_test_annos_withlabels.mat").unlink()
-    message = refused(tmp_path)
+    message = one_line(load_cars, tmp_path)
     assert message.startswith(f"{tmp_path / 'devkit' / 'cars_test_annos.mat'} holds no classes")
     assert "cars_test_annos_withlabels.mat" in message
 
@@ -80,7 +73,7 @@ def test_test_annotations_without_classes_are_named(tmp_path):
 def test_a_broken_file_is_named(tmp_path, name, content):
     file = look.make_cars_joint(tmp_path) / name
     file.write_bytes(content)
-    assert refused(tmp_path).startswith(f"{file} cannot be read as a file of Cars-196")
+    assert one_line(load_cars, tmp_path).startswith(f"{file} cannot be read as a file of Cars-196")
 
 
 @pytest.mark.skipif(not HALF.is_dir(), reason="the half of Cars-196 is not on this machine")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+from processes import run_python
 
 # In a process of its own: in another, what earlier tests freed may still be the process's (`keep_freed_memory`).
 _SCRIPT = """
@@ -34,6 +33,4 @@ assert memory.gib() == training
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux counts anew")
 def test_each_peak_counts_what_was_taken_while_it_lasted():
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(_SCRIPT)
