@@ -107,7 +107,7 @@ def test_the_page_of_a_search(make_checkpoint: Callable, write_images: Callable,
     retriever.calibrate(0.5)
     results = retriever.search(paths[:2], k=4)
     Path(results[0][3].name).unlink()
-    write_search_page(tmp_path / "page.html", paths[:2], results, retriever.threshold.describe())
+    write_search_page(tmp_path / "page.html", retriever, paths[:2], results)
     text = (tmp_path / "page.html").read_text()
     gone = sum(hit.name == results[0][3].name for hits in results for hit in hits)
     assert text.count('src="data:,"') == gone
