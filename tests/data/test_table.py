@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxy_anchor.data.table import ImageTable, Splits, make_tables, missing_or_empty, natural_key, require_files
+from proxy_anchor.data import table
+from proxy_anchor.data.table import ImageTable, Splits, make_splits, make_tables, natural_key
 from proxy_anchor.errors import UsageError
 
 
@@ -56,11 +57,8 @@ def test_splits_refuse_query_and_gallery_of_two_maps():
 
 
 def test_tables_by_name():
-    [train] = make_tables(rows("a", "b", "c"))
-    query, gallery = make_tables(rows("c", "x"), rows("b", "x"))
-    assert list(Splits("s", train, query).tables) == ["train", "query"]
-    splits = Splits("s", train, query, gallery)
-    assert list(splits.tables) == ["train", "query", "gallery"]
+    assert list(make_splits("s", rows("a"), rows("b")).tables) == ["train", "query"]
+    assert list(make_splits("s", rows("a"), rows("b"), rows("b")).tables) == ["train", "query", "gallery"]
 
 
 def test_missing_files_are_counted_and_five_of_them_named(tmp_path):
@@ -72,10 +70,10 @@ def test_missing_files_are_counted_and_five_of_them_named(tmp_path):
     folder.mkdir()
     impossible = Path("nul\0byte.jpg")
     expected = {empty: "empty", folder: "not a file", impossible: "missing", tmp_path / "gone.jpg": "missing"}
-    assert missing_or_empty([good, *expected]) == expected
-    require_files([good], "my")
+    assert table.missing_or_empty([good, *expected]) == expected
+    table.require_files([good], "my")
     gone = [tmp_path / f"gone{number}.jpg" for number in range(7)]
     with pytest.raises(UsageError, match=r"^7 of 8 my images cannot be used: .* and 2 more\. Restore") as caught:
-        require_files([good, *gone], "my")
+        table.require_files([good, *gone], "my")
     assert str(caught.value).count("(missing)") == 5
     assert "\n" not in str(caught.value)
