@@ -1,4 +1,7 @@
-"""The user's own images, as messy as they come: class folders and CSV lists."""
+"""The user's own images, as messy as they come: class folders and CSV lists.
+
+The file is long because both are held against the same rules.
+"""
 
 import os
 import re

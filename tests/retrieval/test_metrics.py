@@ -1,3 +1,8 @@
+"""Recall@K and the metrics at R: golden values, rules, arguments, and the metric class.
+
+The file is long because one set of small problems, solved by hand, serves all of them.
+"""
+
 from __future__ import annotations
 
 import math

@@ -25,8 +25,6 @@ from proxy_anchor.training.callbacks.startup import Startup, check_compiled
 from proxy_anchor.training.compile import CompiledNet
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-
 GIVEN: dict = {}  # options of the last compilation
 
 

@@ -1,4 +1,7 @@
-"""The page in a browser, with a clean console and no request to elsewhere."""
+"""The page in a browser, with a clean console and no request to elsewhere.
+
+The file is long because each part of the page is tested with the others around it.
+"""
 
 from __future__ import annotations
 
