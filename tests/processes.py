@@ -41,8 +41,9 @@ def run_processes(
     function: Callable[..., Any], *arguments: Any, world_size: int, folder: Path, timeout_s: float = 120
 ) -> list[Any]:
     """What `function(*arguments)`, importable by name, returned on each rank."""
-    # A fork has what each process would import for seconds; where CUDA has begun, it could not be used.
-    context, port = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork"), free_port()
+    # A fork has what each process would import for seconds; it cannot use CUDA or MPS where they have begun.
+    can_fork = sys.platform == "linux" and not torch.cuda.is_available()
+    context, port = multiprocessing.get_context("fork" if can_fork else "spawn"), free_port()
     files = [folder / f"rank{rank}.pt" for rank in range(world_size)]
     processes = [
         context.Process(target=_enter, args=(function, rank, world_size, port, file, arguments))

@@ -67,6 +67,7 @@ COMPARE = {
     "++seed=4": "a comparison takes seeds=[...]",
     "seeds=[-1]": "seed=-1: expected a whole number of at least 0",
     "debug=fdr": "a comparison needs the Recall of all images",
+    "levels=70": "levels=70: expected a list, for example levels=[60,70]",
     "losses=[proxy_anchor,triplet] loss.alpha=16": "unknown key 'loss.alpha'",
     "validation=folds": "validation.fold=None: expected a whole number",
 }

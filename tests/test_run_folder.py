@@ -86,7 +86,7 @@ def other_process(folder: Path) -> Iterator[int]:
     """The number of a process that holds the folder."""
     context = multiprocessing.get_context("fork")
     held, end = context.Event(), context.Event()
-    process = context.Process(target=lambda: (run_lock.take(folder), held.set(), end.wait()))
+    process = context.Process(target=lambda: (run_lock.take(folder), held.set(), end.wait()), daemon=True)
     process.start()
     assert held.wait(30)
     yield process.pid

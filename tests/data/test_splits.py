@@ -69,6 +69,7 @@ def test_folds_are_disjoint_complete_and_even():
     [
         (lambda: hold_out_classes(make_splits(3)), "3 training classes cannot be divided"),
         (lambda: hold_out_classes(make_splits(9), fraction=0), "validation.fraction=0"),
+        (lambda: hold_out_classes(make_splits(9), seed=-1), "validation.seed=-1"),
         (lambda: take_fold(make_splits(7), fold=0, num_folds=4), "at least 8"),
         (lambda: take_fold(make_splits(9), fold=4, num_folds=4), "validation.fold=4 is outside 0 ... 3"),
         (lambda: take_fold(make_splits(9), fold=0, num_folds=1), "validation.num_folds=1"),

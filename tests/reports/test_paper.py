@@ -48,13 +48,8 @@ def test_mean_deviation_n_and_difference_over_seeds(tmp_path):
     tables = paper_tables(read_runs(tmp_path), [contract("embedding_dim=512")])
     assert [table.label for table in tables] == ["tab:eval_cub_cars", "tab:eval_cub_cars_supp", "tab:batch_size_fine"]
     [row] = [row for row in tables[0].rows if row.ours]
-    assert (row.method, row.dimension, row.backbone, row.last.runs, row.mark) == (
-        "Proxy-Anchor",
-        512,
-        "bninception",
-        3,
-        "",
-    )
+    assert (row.method, row.dimension, row.backbone) == ("Proxy-Anchor", 512, "bninception")
+    assert (row.last.runs, row.mark) == (3, "")
     assert row.paper == {1: 86.1, 2: 91.7, 4: 95.0, 8: 97.3}
     assert row.ours[1].mean == pytest.approx(86)
     assert row.ours[1].deviation == pytest.approx(1)

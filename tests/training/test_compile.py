@@ -48,10 +48,8 @@ def test_training_compiled_equals_training_plain(make_learner: Callable, fit: Ca
     fit(plain, max_epochs=3, limit_val_batches=1.0)
     compiled = make_learner(warmup_epochs=1)
     start = {name: value.clone() for name, value in compiled.net.state_dict().items()}
-    compiled.compiled, compiled.compiled_loss = (
-        CompiledNet(compiled.net),
-        compile_module.compile_loss(compiled.loss.forward),
-    )
+    compiled.compiled = CompiledNet(compiled.net)
+    compiled.compiled_loss = compile_module.compile_loss(compiled.loss.forward)
     fit(compiled, max_epochs=3, callbacks=[startup], limit_val_batches=1.0)
     assert "cosine with the plain float32 network's is 1.0000" in capsys.readouterr().out
     assert startup.seconds["compilation"] > 0
@@ -302,10 +300,8 @@ def test_a_module_of_a_few_numbers_is_judged_with_its_parent() -> None:
 
 def test_the_loss_is_compiled_before_the_first_step(make_learner: Callable, fit: Callable) -> None:
     learner, graphs, counted = make_learner(), [], pl.Callback()
-    learner.compiled, learner.compiled_loss = (
-        CompiledNet(learner.net),
-        compile_module.compile_loss(learner.loss.forward),
-    )
+    learner.compiled = CompiledNet(learner.net)
+    learner.compiled_loss = compile_module.compile_loss(learner.loss.forward)
     counted.on_train_start = lambda *given: graphs.append(counters["stats"]["unique_graphs"])
     torch.compiler.reset()
     counters.clear()

@@ -16,7 +16,6 @@ def hold_out_classes(splits: Splits, *, fraction: float = 0.2, seed: int = 0) ->
     At least 2 classes are moved and at least 2 remain. Raises UsageError for fewer than 4 training classes.
     """
     check_number("validation.fraction", fraction, 0, maximum=1, exclusive=True)
-    check_int("validation.seed", seed, 0)
     order = _shuffled_classes(splits.train, seed, minimum=4)
     num_held_out = min(max(2, round(fraction * len(order))), len(order) - 2)
     train, validation = _part(splits.train, order[:num_held_out])
@@ -31,7 +30,6 @@ def take_fold(splits: Splits, *, fold: int, num_folds: int = 4, seed: int = 0) -
     Raises UsageError when a part would have fewer than 2 classes, or `fold` is outside [0, num_folds).
     """
     check_int("validation.num_folds", num_folds, 2)
-    check_int("validation.seed", seed, 0)
     check_int("validation.fold", fold, 0)
     if fold >= num_folds:
         raise UsageError(f"validation.fold={fold} is outside 0 ... {num_folds - 1} (validation.num_folds={num_folds}).")
@@ -42,6 +40,7 @@ def take_fold(splits: Splits, *, fold: int, num_folds: int = 4, seed: int = 0) -
 
 
 def _shuffled_classes(train: ImageTable, seed: int, *, minimum: int) -> np.ndarray:
+    check_int("validation.seed", seed, 0)
     if train.num_classes < minimum:
         raise UsageError(
             f"{train.num_classes} training classes cannot be divided: validation needs at least {minimum} of them."

@@ -135,6 +135,15 @@ def test_the_loss_is_the_mean_of_its_own_epoch(make_data, make_learner, make_tra
     assert shown == [f"{loss:.3f}" for loss in losses]
 
 
+def test_all_ranks_decide_by_the_numbers_of_the_first(make_data, make_learner, make_trainer, monkeypatch) -> None:
+    told, recall = {"test": {1: 0.25}}, RecallCallback(1, engine="torch")
+    monkeypatch.setattr("proxy_anchor.training.callbacks.recall.decided_by_first", lambda decide: told)
+    trainer = make_trainer(callbacks=[recall])
+    trainer.validate(make_learner(), make_data(), verbose=False)
+    assert recall.history[0].recall == told["test"]
+    assert float(trainer.callback_metrics["selecting_recall"]) == 0.25
+
+
 def test_held_out_classes_select_the_epoch(make_data, make_learner, make_trainer, splits, write_images) -> None:
     [validation] = make_tables(write_images({"v": 3, "w": 3}))
     data = make_data(splits=replace(splits, validation=validation))
