@@ -81,7 +81,7 @@ def shared_arguments(cfg: DictConfig, searched: list[str]) -> list[str]:
     check_int("trials", cfg.trials, 1)
     check_choice("launcher", cfg.launcher.name, ["basic", "local"])
     if cfg.validation.name == "test":
-        raise UsageError("validation=test would choose settings by the test classes: use validation=classes or folds.")
+        raise UsageError("the test classes would choose the settings: use validation=classes or validation=folds.")
     given = checks.overrides_for_runs(cfg, "a search")
     for each, key in given.items():
         if key in searched:

@@ -75,7 +75,7 @@ TUNE = {
     "": "search=None: expected, for each key, a list of values or a range with min and max: search='{optimizer.lr:",
     "search={loss.alpha:16}": "search={'loss.alpha': 16}: expected, for each key, a list of values or a range",
     "search={loss.alpha:[16]} loss.alpha=3": "loss.alpha is searched; give it in one place",
-    "search={loss.alpha:[16]} validation=test": "would choose settings by the test classes",
+    "search={loss.alpha:[16]} validation=test": "the test classes would choose the settings: use",
     "search={loss.alpha:[16]} trials=0": "trials=0: expected a whole number",
     "search={loss.alpha:[16]} launcher=slurm": "choose one of: basic, local",
     "search={loss.alpha:[16]} trainer.devices=2": "a search trains on one device",

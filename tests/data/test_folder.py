@@ -88,7 +88,7 @@ def test_classes_that_select_the_epoch_are_none_of_training_s(tmp_path):
     assert divided.train.paths == whole.train.paths
     assert (divided.validation.num_classes, divided.query.num_classes) == (5, 15)
     assert {*divided.validation.rows, *divided.query.rows} == set(whole.query.rows)
-    assert "20 classes train, 5 others select the epoch (validation=test: none) and 15 other" in divided.notice
+    assert "20 classes train, 5 others select the epoch (none with validation=test) and 15 other" in divided.notice
     assert load_folder(root, validation_share=0.25, test_fraction=0.45).validation is None  # too few to divide
     assert load_folder(root, validation_share=1).query.num_classes == 2
     assert load_folder(root, validation_share=0.01).validation.num_classes == 2

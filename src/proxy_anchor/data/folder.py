@@ -229,7 +229,7 @@ def _split_classes(
     ends = (0, num_selecting, num_test, len(classes))
     parts = [set(classes[start:end]) for start, end in itertools.pairwise(ends)]
     selecting, test, train = ([row for row in rows if row[1] in part] for part in parts)
-    selects = f", {num_selecting} others select the epoch (validation=test: none)" if selecting else ""
+    selects = f", {num_selecting} others select the epoch (none with validation=test)" if selecting else ""
     notice = (
         f"no split was given: {len(classes) - num_test} classes train{selects} and {num_test - num_selecting} other "
         f"classes are searched (dataset.test_fraction={test_fraction:g}, dataset.split_seed={split_seed})."
