@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/ from the records of runs: `python benchmarks/tables.py`.
+"""Write the tables and figures of README.md and docs/ from the records of runs: `python benchmarks/tables.py`.
 
 A table is between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here. The records are files that the
 runs wrote (docs/results, benchmarks/results). A test checks that the documents are current. The file is long because
@@ -7,6 +7,7 @@ it holds one function per table.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ import complexity
 import pandas
 import scale
 
+from proxy_anchor.reports.figures import empty_figure, recall_curves
 from proxy_anchor.reports.paper import paper_results
 from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table, paired_difference
 
@@ -190,39 +192,25 @@ def at_their_best(kind: str) -> Rows:
     return rows
 
 
-def comparison(folder: str) -> dict[str, list[dict[str, Any]]]:
-    """{loss: results by seed} of a comparison."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted((RESULTS / folder).glob("*/seed*/result.json")):
-        found.setdefault(file.parts[-3], []).append(json.loads(file.read_text(encoding="utf-8")))
-    return found
-
-
-FIRST_LOSSES = "cars_half_first_edition/losses"
-
-
-def first_losses() -> Rows:
-    """Losses with Proxy-Anchor's settings, by best Recall@1."""
-    rows = comparison_rows(comparison(FIRST_LOSSES))
+def losses_seconds() -> Rows:
+    """Losses at their best settings, one run at a time: how soon each learns."""
+    rows = comparison_rows(by_name("cars_half_seconds"))
     rows.sort(key=lambda row: -row["best R@1"].mean)
-    shown = ["loss", "seeds", "best R@1", "last R@1", *(key for key in rows[0] if " to " in key), "images/s"]
+    shown = ["loss", "best R@1", "last R@1", *(key for key in rows[0] if " to " in key), "images/s"]
     return [{key: row[key] for key in shown} for row in rows]
 
 
 def noise() -> Rows:
-    """The same by share of wrong labels."""
-    by_noise = {0: FIRST_LOSSES, 20: "cars_half_noise20", 40: "cars_half_noise40"}
-    by_noise = {share: comparison(folder) for share, folder in by_noise.items()}
-    return [
-        {"loss": loss}
-        | {
-            f"{share} % noise, {epoch} R@1": f"{recall(runs[loss], epoch)} (n = {len(runs[loss])})"
-            for share, runs in by_noise.items()
-            for epoch in ("best", "last")
-        }
-        for loss in by_noise[0]
-        if all(loss in runs for runs in by_noise.values())
-    ]
+    """Losses at their best settings by share of wrong labels."""
+    clean, noisy = by_name("cars_half_losses"), by_name("cars_half_noise")
+    rows = []
+    for loss in sorted({name.partition("_")[2] for name in noisy}):
+        shares = {0: clean[loss]} | {share: noisy[f"noise0.{share // 10}_{loss}"] for share in (20, 40)}
+        row: dict[str, Any] = {"loss": loss, "n": ", ".join(str(len(runs)) for runs in shares.values())}
+        for epoch, (share, runs) in itertools.product(("best", "last"), shares.items()):
+            row[f"{epoch}, {share} %"] = recall(runs, epoch)
+        rows.append(row)
+    return rows
 
 
 def worst_classes() -> Rows:
@@ -232,47 +220,63 @@ def worst_classes() -> Rows:
     return table.to_dict("records")
 
 
-def grid_run(folder: str) -> dict[str, Any]:
-    """The result of a run in its own folder."""
-    return read(f"{folder}/result", folder="")[0]
-
-
 def alpha_delta() -> Rows:
     """Best Recall@1 over alpha and delta."""
-    return [
-        {"delta": delta}
-        | {
-            f"alpha {alpha}": recall([grid_run(f"cars_half_alpha_delta/alpha{alpha}_delta{delta}")], "best")
-            for alpha in (4, 8, 16, 32, 64)
-        }
-        for delta in ("0.4", "0.3", "0.2", "0.1", "0")
-    ]
+    rows = []
+    for delta in ("0.4", "0.3", "0.2", "0.1", "0"):
+        row = {"delta": delta}
+        for alpha in (4, 8, 16, 32, 64):
+            row[f"alpha {alpha}"] = recall(
+                read(f"cars_half_alpha_delta/alpha{alpha}_delta{delta}/result", folder=""), "best"
+            )
+        rows.append(row)
+    return rows
 
 
 def dimensions() -> Rows:
     """By embedding dimension."""
     rows = []
     for dimension in (32, 64, 128, 256, 512, 1024):
-        name = "dimension512_batch180" if dimension == 512 else f"dimension{dimension}"
-        run = grid_run(f"cars_half_dimension_batch/{name}")
-        row = {"dimension": dimension, "untrained Recall@1": recall([run], "untrained")}
-        rows.append(row | {f"best @{k}": recall([run], "best", k) for k in (1, 2, 4, 8)})
+        name = "cars_half/fast_seed1" if dimension == 512 else f"cars_half_dimension/dim{dimension}"
+        runs = read(name, folder="")
+        row = {"dimension": dimension, "untrained @1": recall(runs, "untrained")}
+        row |= {f"best @{k}": recall(runs, "best", k) for k in (1, 2, 4, 8)}
+        rows.append(row | {"its epoch": runs[0]["best"]["epoch"]})
     return rows
 
 
+def printed(table: str, k: int = 1) -> list[Any]:
+    """The paper's numbers for Cars-196 in one of its tables."""
+    return [each for each in paper_results() if (each.table, each.dataset, each.k) == (table, "cars", k)]
+
+
 def batch_sizes() -> Rows:
-    """By batch size, with the paper's numbers."""
-    printed = {
-        each.batch_size: each.value
-        for each in paper_results()
-        if (each.table, each.dataset, each.k) == ("tab:batch_size_fine", "cars", 1)
-    }
+    """By batch size, with as many epochs, and with as many steps; with the paper's numbers."""
+    paper = {each.batch_size: each.value for each in printed("tab:batch_size_fine")}
     rows = []
     for batch in (30, 60, 90, 120, 150, 180):
-        run = grid_run(f"cars_half_dimension_batch/{'dimension512_batch180' if batch == 180 else f'batch{batch}'}")
-        row = {"batch": batch, **{f"best @{k}": recall([run], "best", k) for k in (1, 2, 4, 8)}}
-        row["paper, whole Cars-196, BN-Inception"] = printed[batch]
-        rows.append(row | {"training images/s": f"{run['train_images_per_second']:,.0f}"})
+        row: dict[str, Any] = {"batch": batch}
+        for title, name in {"40 epochs": "batch", "880 steps": "steps_batch"}.items():
+            runs = read("cars_half/fast_seed1" if batch == 180 else f"cars_half_batch_size/{name}{batch}", folder="")
+            row["epochs of 880 steps"] = runs[0]["config"]["trainer"]["max_epochs"]
+            row |= {f"{title}, best @1": recall(runs, "best"), f"{title}, last @1": recall(runs, "last")}
+        rows.append(row | {"paper, 40 epochs": paper[batch]})
+    return rows
+
+
+def image_sizes() -> Rows:
+    """By network and side of the crop, with the paper's numbers."""
+    paper = {each.crop: each.value for each in printed("tab:eval_cub_cars_supp") if each.backbone == "bninception"}
+    rows = []
+    for network, sides in {"tf_efficientnet_lite0": (224, 256, 288, 320), "tf_efficientnet_lite2": (224, 260)}.items():
+        for side in sides:
+            own = f"cars_half_image_size/{network}_{side}"
+            runs = read("cars_half_fast/epochs40_seed1" if own.endswith("lite0_224") else own, folder="")
+            row = {"network": network, "side, px": side, "untrained @1": recall(runs, "untrained")}
+            row |= {f"best @{k}": recall(runs, "best", k) for k in (1, 2, 4, 8)}
+            rows.append(row | {"last @1": recall(runs, "last"), "peak GiB": f"{runs[0]['peak_memory_gib']:.1f}"})
+    for side, value in paper.items():
+        rows.append({"network": "paper: BN-Inception, whole Cars-196", "side, px": side, "best @1": value})
     return rows
 
 
@@ -516,11 +520,23 @@ TABLES: dict[str, Callable[[], Rows]] = {
             half_cub,
             half_cars_devices,
             float32_precision,
-            first_losses,
+            losses_seconds,
             noise,
             worst_classes,
         ),
-        *(alpha_delta, dimensions, batch_sizes, folds, throughput, devices, fast_start, compiled, allocator, loss),
+        *(
+            alpha_delta,
+            dimensions,
+            batch_sizes,
+            image_sizes,
+            folds,
+            throughput,
+            devices,
+            fast_start,
+            compiled,
+            allocator,
+            loss,
+        ),
         *(search, reranking, embedding_folders, gallery_sizes, loss_complexity),
     )
 }
@@ -549,6 +565,27 @@ def current(text: str) -> str:
     )
 
 
+def pictures() -> dict[str, Any]:
+    """{name: figure} of docs/results.md."""
+    figures = {
+        "losses_by_epoch": recall_curves(by_name("cars_half_losses")),
+        "losses_by_seconds": recall_curves(by_name("cars_half_seconds"), against="seconds"),
+    }
+    for name, x, rows, columns in (
+        ("by_dimension", "dimension", dimensions(), ["best @1"]),
+        ("by_batch_size", "batch", batch_sizes(), ["40 epochs, best @1", "880 steps, best @1", "paper, 40 epochs"]),
+    ):
+        figures[name], axes = empty_figure()
+        for column, marker in zip(columns, "os^", strict=False):
+            axes.plot([row[x] for row in rows], [float(row[column]) for row in rows], marker=marker, label=column)
+        axes.set(xlabel=x, ylabel="Recall@1 (%)", xscale="log" if x == "dimension" else "linear")
+        axes.set_xticks([row[x] for row in rows], [str(row[x]) for row in rows])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    return figures
+
+
 def main(documents: Sequence[Path] = DOCUMENTS) -> None:
     """Write every document whose tables are not current, and name it."""
     for file in documents:
@@ -556,6 +593,8 @@ def main(documents: Sequence[Path] = DOCUMENTS) -> None:
         if (new := current(text)) != text:
             file.write_text(new, encoding="utf-8")
             print(f"written: {file.relative_to(REPOSITORY)}")
+    for name, figure in pictures().items():
+        figure.savefig(REPOSITORY / "docs" / "pictures" / f"cars_half_{name}.png", dpi=120)
 
 
 if __name__ == "__main__":
