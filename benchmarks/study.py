@@ -7,8 +7,9 @@ not those of one alone. `python benchmarks/study.py --list` names the studies an
 
 `cub_half*` read the half of CUB-200-2011 as own data: DIR holds classes.txt and images/CLASS/*.jpg. `*_losses` and
 `*_methods` train every loss, or what is added to Proxy-Anchor, with its best settings of `*_search`, which tries the
-same number of settings for each on held-out training classes (evaluated every fifth epoch) and never looks at a test
-class. `cars_half_seconds` is for one run at a time: `--jobs 1`, and nothing else on the GPU.
+same number of settings for each (eight of a loss, four of a method) on held-out training classes, evaluated every fifth
+epoch, and never looks at a test class. `cars_half_seconds` is for one run at a time: `--jobs 1`, and nothing else on
+the GPU.
 """
 
 from __future__ import annotations
@@ -68,16 +69,16 @@ def grid_of(regulariser: str, **values: list[str]) -> dict[str, list[str]]:
     return {f"regulariser.{regulariser}.{key}": each for key, each in values.items()}
 
 
-# What is added to Proxy-Anchor, or replaces it; the paper's values are among the eight.
-RATES = {"optimizer.lr": ["1e-4", "3e-4"]}
+# What is added to Proxy-Anchor with its paper's settings, or replaces it: four settings of its own for each, those of
+# the method's paper among them.
 METHODS: dict[str, dict[str, list[str]]] = {
-    "proxy_synthesis": {**RATES, **grid_of("proxy_synthesis", alpha=["0.4", "1.0"], mu=["0.5", "1.0"])},
-    "metrix": {**RATES, **grid_of("metrix", weight=["0.2", "0.4"], beta=["1.0", "2.0"])},
-    "metrix_features": {**RATES, **grid_of("metrix_features", weight=["0.2", "0.4"], beta=["1.0", "2.0"])},
-    "nested": {**RATES, **grid_of("nested", weight=["0.3", "1.0"], gamma=["0.0", "50.0"])},
-    "tcm": {**RATES, **grid_of("tcm", weight=["0.3", "1.0"], negative_margin=["0.4", "0.5"])},
-    "anti_collapse": {**RATES, **grid_of("anti_collapse", weight=["0.003", "0.01", "0.03", "0.1"])},
-    "potential_field": {**RATES, "loss.num_proxies": ["2", "15"], "loss.alpha": ["1", "3"]},
+    "proxy_synthesis": grid_of("proxy_synthesis", alpha=["0.4", "1.0"], mu=["0.5", "1.0"]),
+    "metrix": grid_of("metrix", weight=["0.2", "0.4"], beta=["1.0", "2.0"]),
+    "metrix_features": grid_of("metrix_features", weight=["0.2", "0.4"], beta=["1.0", "2.0"]),
+    "nested": grid_of("nested", weight=["0.3", "1.0"], gamma=["0.0", "50.0"]),
+    "tcm": grid_of("tcm", weight=["0.3", "1.0"], negative_margin=["0.4", "0.5"]),
+    "anti_collapse": grid_of("anti_collapse", weight=["0.003", "0.01", "0.03", "0.1"]),
+    "potential_field": {"loss.num_proxies": ["2", "15"], "loss.alpha": ["1", "3"]},
 }
 
 
