@@ -121,13 +121,15 @@ def search(grids: dict[str, dict[str, list[str]]], images: list[str]) -> Runs:
 
 
 def best_settings(study: str, name: str, grid: dict[str, list[str]]) -> list[str]:
-    """Overrides of the run with the highest Recall@1 on held-out classes. Raises UsageError without all runs."""
+    """Overrides of the run with the highest Recall@1 on held-out classes. Raises UsageError without all its runs."""
     found = []
     for number, values in enumerate(itertools.product(*grid.values())):
         file = RESULTS / study / f"{name}_{number}.json"
         if not file.exists():
             raise UsageError(f"{study} lacks {file.name}: run `python benchmarks/study.py {study} ...` first.")
         result = json.loads(file.read_text(encoding="utf-8"))
+        if not {f"{key}={value}" for key, value in zip(grid, values, strict=True)} <= {*result["command"].split()}:
+            raise UsageError(f"{study}/{file.name} is of other settings than study.py's: remove it and run it again.")
         recall = -1.0 if "diverged" in result else result["selected"]["validation"]["1"]
         found.append((recall, -number, values))
     return [f"{key}={value}" for key, value in zip(grid, max(found)[2], strict=True)]
@@ -157,8 +159,8 @@ def batch_sizes() -> Runs:
     runs = {}
     for batch in (30, 60, 90, 120, 150):
         own = [*CARS, *FAST, f"data.batch_size={batch}"]
-        epochs = max(2, round(40 * (4052 // 180) / (4052 // batch)))
-        steps = [f"trainer.max_epochs={epochs}", f"scheduler.step_size={max(1, epochs // 2)}"]
+        epochs = round(40 * (4052 // 180) / (4052 // batch))
+        steps = [f"trainer.max_epochs={epochs}", f"scheduler.step_size={epochs // 2}"]
         runs |= {f"batch{batch}": own, f"steps_batch{batch}": [*own, *steps]}
     return runs
 

@@ -163,13 +163,16 @@ def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(study, tmp
         study.STUDIES["cars_half_methods"]()
     folder = tmp_path / "cars_half_methods_search"
     folder.mkdir()
-    for name in study.STUDIES["cars_half_methods_search"]():
+    for name, overrides in study.STUDIES["cars_half_methods_search"]().items():
         held_out = {"tcm_1": 0.9, "tcm_2": 0.9}.get(name, 0.5)  # of equal ones the first
-        (folder / f"{name}.json").write_text(json.dumps({"selected": {"validation": {"1": held_out}}}))
+        record = {"selected": {"validation": {"1": held_out}}, "command": " ".join(overrides)}
+        (folder / f"{name}.json").write_text(json.dumps(record))
     runs = study.STUDIES["cars_half_methods"]()
     assert len(runs) == 5 * 7
-    best = ["regulariser.tcm.weight=0.3", "regulariser.tcm.negative_margin=0.5"]
-    assert runs["tcm_seed2"][-4:] == ["regulariser=tcm", *best, "seed=2"]
+    assert runs["tcm_seed2"][-3:] == ["regulariser.tcm.weight=0.3", "regulariser.tcm.negative_margin=0.5", "seed=2"]
+    shutil.copy(folder / "tcm_0.json", folder / "tcm_3.json")
+    with pytest.raises(study.UsageError, match=r"tcm_3\.json is of other settings"):
+        study.STUDIES["cars_half_methods"]()
 
 
 def test_a_run_that_diverges_has_a_record_and_is_not_chosen(study, tmp_path: Path, monkeypatch) -> None:
@@ -189,7 +192,6 @@ def test_a_run_that_diverges_has_a_record_and_is_not_chosen(study, tmp_path: Pat
     study.main()
     record = json.loads((tmp_path / "cars_half_losses_search" / "triplet_6.json").read_text())
     assert record["diverged"] == "the loss is not finite"
-    assert record["commit"]
     assert "optimizer.lr=4e-4 loss.margin=0.1" in record["command"]
     grid = study.SEARCHED["triplet"]
     assert study.best_settings("cars_half_losses_search", "triplet", grid) == ["optimizer.lr=2e-4", "loss.margin=0.1"]
@@ -198,15 +200,11 @@ def test_a_run_that_diverges_has_a_record_and_is_not_chosen(study, tmp_path: Pat
 
 
 def test_the_processes_of_a_study_are_spread_over_the_gpus(study, monkeypatch) -> None:
-    started = []
-
-    def start(command: list[str], env: dict[str, str]) -> Mock:
-        started.append((command[-1], env["CUDA_VISIBLE_DEVICES"]))
-        return Mock(wait=lambda: 0)
-
-    monkeypatch.setattr(study.subprocess, "Popen", start)
+    started = Mock(return_value=Mock(wait=lambda: 0))
+    monkeypatch.setattr(study.subprocess, "Popen", started)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setattr("sys.argv", ["study.py", "cars_half", "dataset.root=DIR", "--jobs", "3"])
     with pytest.raises(SystemExit, match="0"):
         study.main()
-    assert started == [("0", "4"), ("1", "7"), ("2", "4")]
+    calls = [(call.args[0][-1], call.kwargs["env"]["CUDA_VISIBLE_DEVICES"]) for call in started.call_args_list]
+    assert calls == [("0", "4"), ("1", "7"), ("2", "4")]

