@@ -22,6 +22,7 @@ TRAIN = {
     "backbone=resnet18 backbone.pretrained=false batch_norm=frozen": "add batch_norm=train",
     "backbone.pooling=median": "choose one of: auto, avg+max",
     "+dataset.images.color_jitter=0.4": "unknown key dataset.images.color_jitter. Known in dataset.images: brightness,",
+    "dataset.images.eval_crop=36 backbone=test_vit": "test_vit takes images of one size",
     "embedding_dim=0": "embedding_dim=0: expected a whole number of at least 1",
     "trainer.precision=8": "choose one of: 32, 32-true, bf16-mixed, 16-mixed",
     "data.eval_batch_size=-1": "data.eval_batch_size=-1: expected a whole number of at least 1",

@@ -174,8 +174,8 @@ def test_the_running_mean_is_what_is_evaluated_and_saved(glyphs, tmp_path, monke
 
     monkeypatch.setattr(MetricLearner, "optimizer_step", record)
     mean = ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.5", "trainer.max_epochs=2", "run=mean"]
-    cfg = compose_train(*TINY_GLYPHS, *mean, glyphs)
-    result = train(cfg, tmp_path / "runs" / "mean")
+    mean.append("dataset.images.eval_crop=36")  # and larger images are searched than trained on
+    result = train(compose_train(*TINY_GLYPHS, *mean, glyphs), tmp_path / "runs" / "mean")
     means = dict(weights[0])
     for step in weights[1:]:
         for name, value in step.items():

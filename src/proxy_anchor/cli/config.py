@@ -197,11 +197,14 @@ def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
 
 def make_network(cfg: DictConfig) -> EmbeddingNet:
     """The embedding network of a run."""
-    from proxy_anchor.models.embedding_net import EmbeddingNet
+    from proxy_anchor.models.embedding_net import EmbeddingNet, fixed_size
 
+    images, name = cfg.dataset.images, cfg.backbone.name
+    if images.eval_crop not in (None, images.crop) and fixed_size(name) is not None:
+        raise UsageError(f"dataset.images.eval_crop={images.eval_crop}: {name} takes images of one size; leave it out.")
     backbone = {key: cfg.backbone[key] for key in ("pooling", "pretrained", "weights", "drop_path")}
-    shape = {"image_size": cfg.dataset.images.crop, "batch_norm": cfg.batch_norm}
-    return EmbeddingNet(cfg.backbone.name, cfg.embedding_dim, **shape, **backbone)
+    shape = {"image_size": images.crop, "batch_norm": cfg.batch_norm}
+    return EmbeddingNet(name, cfg.embedding_dim, **shape, **backbone)
 
 
 def whether_to_compile(cfg: DictConfig, net: EmbeddingNet, num_images: int, before: Checkpoint | None) -> bool:

@@ -41,6 +41,7 @@ class ImageDataModule(pl.LightningDataModule):
         seed: of the training order and crops, which depend only on the seed and the epoch.
         num_workers: decoding processes; None: the available CPUs, at most 16, and as many as `setup` finds room for.
         crop, resize: sides in pixels (see `CentralCrop`). scale, flip: see `RandomCrops`.
+        eval_crop: side of searched images; None: as crop.
         brightness, contrast, saturation, hue, grayscale: of training images, see `RandomColors`.
         crop_on: where training images are cropped. "cpu": in the worker processes, image by image (the reference).
             "gpu": on the GPU, from images that the worker processes decode once, before training. "auto": on the GPU
@@ -70,6 +71,7 @@ class ImageDataModule(pl.LightningDataModule):
         seed: int = 0,
         crop: int = 224,
         resize: int = 256,
+        eval_crop: int | None = None,
         scale: Sequence[float] = (0.08, 1.0),
         flip: float = 0.5,
         brightness: float = 0.0,
@@ -88,6 +90,8 @@ class ImageDataModule(pl.LightningDataModule):
             check_int("data.num_workers", num_workers, 0)
         if eval_batch_size is not None:
             check_int("data.eval_batch_size", eval_batch_size, 1)
+        if eval_crop is not None:
+            check_int("dataset.images.eval_crop", eval_crop, 1)
         check_choice("data.crop_on", crop_on, ("auto", "cpu", "gpu"))
         check_choice("data.cache", cache, ("auto", "gpu", "ram", "disk", "none"))
         if crop_on == "cpu" and cache == "gpu":
@@ -106,7 +110,8 @@ class ImageDataModule(pl.LightningDataModule):
         # Made here so that a batch size that does not fit is refused early.
         self.order = self.make_order() if len(splits.train) else None
         colors = RandomColors(brightness, contrast, saturation, hue, grayscale, seed)
-        self.train_crops, self.eval_crop = RandomCrops(crop, scale, flip, seed, colors), CentralCrop(crop, resize)
+        self.train_crops = RandomCrops(crop, scale, flip, seed, colors)
+        self.eval_crop = CentralCrop(crop if eval_crop is None else eval_crop, resize)
         self.train_images = ImageDataset(splits.train, self.train_crops)
         # One loader per searched table; its role is (name of the set, whether it is the gallery).
         self.eval_images: list[ImageDataset] = []

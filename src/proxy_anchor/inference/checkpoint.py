@@ -39,7 +39,8 @@ def load_trained(path: str | Path) -> EmbeddingNet:
     dataset = config.get("dataset", {})
     net = load_embedding_net(saved)
     try:
-        net.prepare = CentralCrop(dataset["images"]["crop"], dataset["images"]["resize"])
+        images = dataset["images"]
+        net.prepare = CentralCrop(images.get("eval_crop") or images["crop"], images["resize"])
     except KeyError as error:
         raise UsageError(
             f"checkpoint={path} does not say how its images were prepared: train it with train.py."

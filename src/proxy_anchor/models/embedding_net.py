@@ -217,7 +217,7 @@ def _require_same_tensors(model: nn.Module, source: str, architecture: str, pool
         )
 
 
-def _fixed_size(backbone: str) -> tuple[int, ...] | None:
+def fixed_size(backbone: str) -> tuple[int, ...] | None:
     """(height, width) that a network requires, () if unknown, None if any fits."""
     architecture = backbone
     if ":" in backbone:
@@ -244,7 +244,7 @@ def inspect_backbone(backbone: str, pooling: str, image_size: int) -> tuple[str,
     Found by a dry run on the meta device.
     """
     bare: dict = {"num_classes": 0}
-    if _fixed_size(backbone) not in (None, (image_size, image_size)):
+    if fixed_size(backbone) not in (None, (image_size, image_size)):
         bare["img_size"] = image_size
     attempts = [bare] if pooling == "own" else [{**bare, "global_pool": ""}, bare]
     failures = []

@@ -225,8 +225,8 @@ def settings(config: Mapping[str, Any], ignored: Sequence[str] = _UNIMPORTANT) -
     return {
         key: _one_form(value)
         for key, value in flat(config)
-        if not any(key == each or key.startswith(f"{each}.") for each in ignored)
-    }
+        if value is not None and not any(key == each or key.startswith(f"{each}.") for each in ignored)
+    }  # null is the same as a key that an older run did not have
 
 
 def identity(run: Run, *left_out: str) -> str:
