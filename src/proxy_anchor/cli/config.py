@@ -200,8 +200,9 @@ def make_network(cfg: DictConfig) -> EmbeddingNet:
     from proxy_anchor.models.embedding_net import EmbeddingNet, fixed_size
 
     images, name = cfg.dataset.images, cfg.backbone.name
-    if images.eval_crop not in (None, images.crop) and fixed_size(name) is not None:
-        raise UsageError(f"dataset.images.eval_crop={images.eval_crop}: {name} takes images of one size; leave it out.")
+    side = images.get("eval_crop")  # a data set of one's own may leave it out
+    if side not in (None, images.crop) and fixed_size(name) is not None:
+        raise UsageError(f"dataset.images.eval_crop={side}: {name} takes images of one size; leave it out.")
     backbone = {key: cfg.backbone[key] for key in ("pooling", "pretrained", "weights", "drop_path")}
     shape = {"image_size": images.crop, "batch_norm": cfg.batch_norm}
     return EmbeddingNet(name, cfg.embedding_dim, **shape, **backbone)
