@@ -8,7 +8,7 @@ not those of one alone. `python benchmarks/study.py --list` names the studies an
 `cub_half*` read the half of CUB-200-2011 as own data: DIR holds classes.txt and images/CLASS/*.jpg. `*_losses` and
 `*_methods` train every loss, or what is added to Proxy-Anchor, with its best settings of `*_search`, which tries the
 same number of settings for each (eight of a loss, four of a method) on held-out training classes, evaluated every fifth
-epoch, and never looks at a test class. `cars_half_seconds` is for one run at a time: `--jobs 1`, and nothing else on
+epoch; the choice looks at no test class. `cars_half_seconds` is for one run at a time: `--jobs 1`, and nothing else on
 the GPU.
 """
 
@@ -121,18 +121,22 @@ def search(grids: dict[str, dict[str, list[str]]], images: list[str]) -> Runs:
 
 
 def best_settings(study: str, name: str, grid: dict[str, list[str]]) -> list[str]:
-    """Overrides of the run with the highest Recall@1 on held-out classes. Raises UsageError without all its runs."""
+    """Overrides of the run with the highest Recall@1 on held-out classes.
+
+    Raises UsageError where a run is missing or has other settings.
+    """
     found = []
     for number, values in enumerate(itertools.product(*grid.values())):
         file = RESULTS / study / f"{name}_{number}.json"
         if not file.exists():
             raise UsageError(f"{study} lacks {file.name}: run `python benchmarks/study.py {study} ...` first.")
         result = json.loads(file.read_text(encoding="utf-8"))
-        if not {f"{key}={value}" for key, value in zip(grid, values, strict=True)} <= {*result["command"].split()}:
+        own = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+        if not {*own} <= {*result["command"].split()}:
             raise UsageError(f"{study}/{file.name} is of other settings than study.py's: remove it and run it again.")
         recall = -1.0 if "diverged" in result else result["selected"]["validation"]["1"]
-        found.append((recall, -number, values))
-    return [f"{key}={value}" for key, value in zip(grid, max(found)[2], strict=True)]
+        found.append((recall, -number, own))
+    return max(found)[2]
 
 
 def at_their_best(

@@ -22,6 +22,7 @@ import scale
 
 from proxy_anchor.reports.figures import empty_figure, recall_curves
 from proxy_anchor.reports.paper import paper_results
+from proxy_anchor.reports.runs import flat
 from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table, paired_difference
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -228,59 +229,63 @@ def alpha_delta() -> Rows:
     """Best Recall@1 over alpha and delta."""
     rows = []
     for delta in ("0.4", "0.3", "0.2", "0.1", "0"):
-        row = {"delta": delta}
-        for alpha in (4, 8, 16, 32, 64):
-            row[f"alpha {alpha}"] = recall(
-                read(f"cars_half_alpha_delta/alpha{alpha}_delta{delta}/result", folder=""), "best"
-            )
-        rows.append(row)
+        names = {alpha: f"alpha{alpha}_delta{delta}/result" for alpha in (4, 8, 16, 32, 64)}
+        own = {alpha: recall(read(name, folder="cars_half_alpha_delta"), "best") for alpha, name in names.items()}
+        rows.append({"delta": delta} | {f"alpha {alpha}": value for alpha, value in own.items()})
     return rows
+
+
+def varied(study: str, shared: str, *settings: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """{values of these settings: runs} of a study and of one run that another study has, in order."""
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in (RESULTS / study).glob("*.json")]
+    runs += read(shared, folder="")
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: -int(run["config"]["trainer"]["max_epochs"])):
+        config = dict(flat(run["config"]))
+        found.setdefault(tuple(config[key] for key in settings), []).append(run)
+    return dict(sorted(found.items()))
 
 
 def dimensions() -> Rows:
     """By embedding dimension."""
     rows = []
-    for dimension in (32, 64, 128, 256, 512, 1024):
-        name = "cars_half/fast_seed1" if dimension == 512 else f"cars_half_dimension/dim{dimension}"
-        runs = read(name, folder="")
+    for (dimension,), runs in varied("cars_half_dimension", "cars_half/fast_seed1", "embedding_dim").items():
         row = {"dimension": dimension, "untrained @1": recall(runs, "untrained")}
         row |= {f"best @{k}": recall(runs, "best", k) for k in (1, 2, 4, 8)}
         rows.append(row | {"its epoch": runs[0]["best"]["epoch"]})
     return rows
 
 
-def printed(table: str, k: int = 1) -> list[Any]:
-    """The paper's numbers for Cars-196 in one of its tables."""
-    return [each for each in paper_results() if (each.table, each.dataset, each.k) == (table, "cars", k)]
+def printed(table: str) -> list[Any]:
+    """The paper's Recall@1 for Cars-196 in one of its tables."""
+    return [each for each in paper_results() if (each.table, each.dataset, each.k) == (table, "cars", 1)]
 
 
 def batch_sizes() -> Rows:
     """By batch size, with as many epochs, and with as many steps; with the paper's numbers."""
     paper = {each.batch_size: each.value for each in printed("tab:batch_size_fine")}
     rows = []
-    for batch in (30, 60, 90, 120, 150, 180):
-        row: dict[str, Any] = {"batch": batch}
-        for title, name in {"40 epochs": "batch", "880 steps": "steps_batch"}.items():
-            runs = read("cars_half/fast_seed1" if batch == 180 else f"cars_half_batch_size/{name}{batch}", folder="")
-            row["epochs of 880 steps"] = runs[0]["config"]["trainer"]["max_epochs"]
-            row |= {f"{title}, best @1": recall(runs, "best"), f"{title}, last @1": recall(runs, "last")}
+    for (batch,), runs in varied("cars_half_batch_size", "cars_half/fast_seed1", "data.batch_size").items():
+        epochs, steps = runs[0], runs[-1]  # the longest first; one run for 180
+        row = {"batch": batch, "epochs of 880 steps": steps["config"]["trainer"]["max_epochs"]}
+        for title, run in {"40 epochs": epochs, "880 steps": steps}.items():
+            row |= {f"{title}, {epoch} @1": recall([run], epoch) for epoch in ("best", "last")}
         rows.append(row | {"paper, 40 epochs": paper[batch]})
     return rows
 
 
 def image_sizes() -> Rows:
     """By network and side of the crop, with the paper's numbers."""
-    paper = {each.crop: each.value for each in printed("tab:eval_cub_cars_supp") if each.backbone == "bninception"}
+    keys = ("backbone.name", "dataset.images.crop")
     rows = []
-    for network, sides in {"tf_efficientnet_lite0": (224, 256, 288, 320), "tf_efficientnet_lite2": (224, 260)}.items():
-        for side in sides:
-            own = f"cars_half_image_size/{network}_{side}"
-            runs = read("cars_half_fast/epochs40_seed1" if own.endswith("lite0_224") else own, folder="")
-            row = {"network": network, "side, px": side, "untrained @1": recall(runs, "untrained")}
-            row |= {f"best @{k}": recall(runs, "best", k) for k in (1, 2, 4, 8)}
-            rows.append(row | {"last @1": recall(runs, "last")})
-    for side, value in paper.items():
-        rows.append({"network": "paper: BN-Inception, whole Cars-196", "side, px": side, "best @1": value})
+    for (network, side), runs in varied("cars_half_image_size", "cars_half_fast/epochs40_seed1", *keys).items():
+        row = {"network": network, "side, px": side, "untrained @1": recall(runs, "untrained")}
+        row |= {f"best @{k}": recall(runs, "best", k) for k in (1, 2, 4, 8)}
+        rows.append(row | {"last @1": recall(runs, "last")})
+    for each in printed("tab:eval_cub_cars_supp"):
+        if each.backbone == "bninception":
+            row = {"network": "paper: BN-Inception, whole Cars-196", "side, px": each.crop}
+            rows.append(row | {"best @1": each.value})
     return rows
 
 

@@ -164,9 +164,8 @@ def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(study, tmp
     folder = tmp_path / "cars_half_methods_search"
     folder.mkdir()
     for name, overrides in study.STUDIES["cars_half_methods_search"]().items():
-        held_out = {"tcm_1": 0.9, "tcm_2": 0.9}.get(name, 0.5)  # of equal ones the first
-        record = {"selected": {"validation": {"1": held_out}}, "command": " ".join(overrides)}
-        (folder / f"{name}.json").write_text(json.dumps(record))
+        selected = {"validation": {"1": 0.9 if name in ("tcm_1", "tcm_2") else 0.5}}  # of equal ones the first
+        (folder / f"{name}.json").write_text(json.dumps({"selected": selected, "command": " ".join(overrides)}))
     runs = study.STUDIES["cars_half_methods"]()
     assert len(runs) == 5 * 7
     assert runs["tcm_seed2"][-3:] == ["regulariser.tcm.weight=0.3", "regulariser.tcm.negative_margin=0.5", "seed=2"]
@@ -192,6 +191,7 @@ def test_a_run_that_diverges_has_a_record_and_is_not_chosen(study, tmp_path: Pat
     study.main()
     record = json.loads((tmp_path / "cars_half_losses_search" / "triplet_6.json").read_text())
     assert record["diverged"] == "the loss is not finite"
+    assert record["commit"]
     assert "optimizer.lr=4e-4 loss.margin=0.1" in record["command"]
     grid = study.SEARCHED["triplet"]
     assert study.best_settings("cars_half_losses_search", "triplet", grid) == ["optimizer.lr=2e-4", "loss.margin=0.1"]

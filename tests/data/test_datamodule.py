@@ -49,10 +49,10 @@ def test_a_batch(folder):
     assert labels.tolist() == [number % 3 for number in numbers.tolist()]
 
 
-@pytest.mark.parametrize(("eval_batch_size", "sizes"), [(None, [4, 3]), (1, [1] * 7), (100, [7])])
-def test_the_evaluation_batch(folder, eval_batch_size, sizes):
-    [loader] = ImageDataModule(make_splits(folder), eval_batch_size=eval_batch_size, **SMALL).val_dataloader()
-    assert [len(batch[0]) for batch in loader] == sizes
+@pytest.mark.parametrize(("batch_size", "sizes"), [(None, [4, 3]), (1, [1] * 7), (100, [7])])
+def test_the_evaluation_batch(folder, batch_size, sizes):
+    [loader] = ImageDataModule(make_splits(folder), eval_batch_size=batch_size, eval_crop=9, **SMALL).val_dataloader()
+    assert [batch[0].shape for batch in loader] == [(size, 3, 9, 9) for size in sizes]
     assert indices(loader) == list(range(NUM_QUERY))
     assert [value for images, _, _ in loader for value in images[:, 0, 0, 0].tolist()] == list(range(11, 18))
 
