@@ -82,6 +82,70 @@ METHODS: dict[str, dict[str, list[str]]] = {
 }
 
 
+# Recipes beyond the paper: a start and changes of it, one at a time, tried on half of the training classes. Searched
+# images are 288 px.
+LARGER = ["dataset.images.eval_crop=288", "dataset.images.resize=329"]
+STARTS = {
+    "cars_half": [
+        *("experiment=cars_fast", *CARS, *LARGER, "backbone.pooling=gem", "backbone.drop_path=0.2"),
+        *("dataset.images.hue=0.3", "dataset.images.grayscale=0.2"),
+    ],
+    "cub_half": [
+        *(*SETS["cub_half"], *FAST, *LARGER, "backbone.drop_path=0.4"),
+        *(f"dataset.images.{color}=0.25" for color in ("brightness", "contrast", "saturation")),
+    ],
+}
+CHANGES: dict[str, dict[str, list[str]]] = {
+    "both": {
+        "start": [],
+        "seed2": ["seed=2"],
+        "eval256": ["dataset.images.eval_crop=256", "dataset.images.resize=292"],
+        "resize304": ["dataset.images.resize=304"],
+        "crop256": ["dataset.images.crop=256"],
+        "crop288": ["dataset.images.crop=288"],
+        "dim1024": ["embedding_dim=1024"],
+        "ema": ["callbacks=ema"],
+        "layer_decay0.8": ["optimizer.layer_decay=0.8"],
+        "lite2": ["backbone=tf_efficientnet_lite2"],
+        "avg": ["backbone.pooling=avg"],
+        "proxy_synthesis": ["regulariser=proxy_synthesis"],
+        "metrix": ["regulariser=metrix"],
+        "anti_collapse": ["regulariser=anti_collapse"],
+        "alpha48": ["loss.alpha=48"],
+        "delta0.2": ["loss.delta=0.2"],
+        "proxies200": ["optimizer.proxy_lr_mult=200"],
+        "warmup4": ["optimizer.warmup_epochs=4"],
+        "batch120": ["data.batch_size=120"],
+    },
+    "cars_half": {
+        "drop_path0.1": ["backbone.drop_path=0.1"],
+        "drop_path0.3": ["backbone.drop_path=0.3"],
+        "avg_max": ["backbone.pooling=auto"],
+        "epochs80": ["trainer.max_epochs=80"],
+        "epochs80_drop_path0.3": ["trainer.max_epochs=80", "backbone.drop_path=0.3"],
+        "lr2e-4": ["optimizer.lr=2e-4"],
+        "lr6e-4": ["optimizer.lr=6e-4"],
+        "scale0.3": ["dataset.images.scale=[0.3,1]"],
+        "scale0.12": ["dataset.images.scale=[0.12,1]"],
+        "colors0.6": [f"dataset.images.{color}=0.6" for color in ("brightness", "contrast", "saturation")],
+        "hue0.5": ["dataset.images.hue=0.5"],
+    },
+    "cub_half": {
+        "drop_path0.2": ["backbone.drop_path=0.2"],
+        "drop_path0.6": ["backbone.drop_path=0.6"],
+        "gem": ["backbone.pooling=gem"],
+        "cosine": ["scheduler=cosine"],
+        "cosine_lr2e-4": ["scheduler=cosine", "optimizer.lr=2e-4"],
+        "epochs60": ["trainer.max_epochs=60", "scheduler.step_size=15"],
+        "lr5e-5": ["optimizer.lr=5e-5"],
+        "scale0.2": ["dataset.images.scale=[0.2,1]"],
+        "colors0.4": [f"dataset.images.{color}=0.4" for color in ("brightness", "contrast", "saturation")],
+        "hue0.1": ["dataset.images.hue=0.1"],
+        "grayscale0.2": ["dataset.images.grayscale=0.2"],
+    },
+}
+
+
 def by_seed(name: str, seeds: Iterable[int], *overrides: str) -> Runs:
     """One run per seed."""
     return {f"{name}seed{seed}": [*overrides, f"seed={seed}"] for seed in seeds}
@@ -193,6 +257,13 @@ def label_noise() -> Runs:
     }
 
 
+def recipe_search(images: str) -> Runs:
+    """Changes of a recipe, trained on half of the training classes and searched in the other half."""
+    held_out = ["validation=folds", "validation.num_folds=2", "validation.fold=0", "trainer.check_val_every_n_epoch=10"]
+    changes = CHANGES["both"] | CHANGES[images]
+    return {name: [*STARTS[images], *held_out, *own] for name, own in changes.items()}
+
+
 STUDIES = {
     **{name: lambda name=name: paths_of_training(SETS[name]) for name in SETS},
     "cars_half_fast": lambda: by_seed("epochs40_", range(1, 6), "experiment=cars_fast", *CARS),
@@ -202,6 +273,7 @@ STUDIES = {
         for kind, grids in (("losses", SEARCHED), ("methods", METHODS))
         for part, make in (("_search", search), ("", partial(at_their_best, f"{name}_{kind}")))
     },
+    **{f"{name}_recipe_search": partial(recipe_search, name) for name in SETS},
     "cars_half_seconds": lambda: at_their_best("cars_half_losses", SEARCHED, CARS, seeds=[1]),
     "cars_half_dimension": dimensions,
     "cars_half_batch_size": batch_sizes,
