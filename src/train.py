@@ -51,12 +51,7 @@ def _train(cfg: DictConfig, folder: Path, callbacks: Sequence[Any]) -> dict[str,
     set_float32_precision(cfg.float32_precision)  # an earlier run of this process may have had another
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     scored = config.is_scored(cfg)
-    recall = RecallCallback(
-        cfg.recall_k,
-        engine=cfg.search_engine.name,
-        scored=scored,
-        dims=config.nested_dims(cfg),
-    )
+    recall = RecallCallback(cfg.recall_k, engine=cfg.search_engine.name, scored=scored, dims=config.nested_dims(cfg))
     further = [*callbacks, *config.further_callbacks(cfg)]
     bars = config.progress_bars(cfg, further)
     startup, health, memory = Startup(entry.STARTED), Health(folder), PeakMemory()

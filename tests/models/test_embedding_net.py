@@ -81,8 +81,7 @@ def test_floats_go_through_compile_export_and_trace() -> None:
     """With a whole graph, and no look at the values."""
     net, images = make().eval(), pixels(2).float()
     expected = net(images)
-    compiled = torch.compile(net, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(images), expected)
+    assert torch.equal(torch.compile(net, backend="eager", fullgraph=True)(images), expected)
     torch.testing.assert_close(torch.export.export(net, (images,)).module()(images), expected)
     torch.testing.assert_close(torch.jit.trace(net, images)(images), expected)
 

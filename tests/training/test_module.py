@@ -190,7 +190,6 @@ def test_the_trainers_own_sampler_of_several_devices_is_refused_with_the_repair(
 ) -> None:
     data, trainer = make_data(), make_trainer(devices=2, strategy="ddp", use_distributed_sampler=True)
     data.trainer = trainer
-    trainer.strategy.broadcast = lambda value: value
     with pytest.raises(UsageError, match="pass use_distributed_sampler=False"):
         data.setup("fit")
 

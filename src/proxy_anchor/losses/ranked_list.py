@@ -59,8 +59,7 @@ class RankedListLoss(MetricLoss):
         A query without kept pairs counts as 0.
         """
         unit = unit_length(embeddings)
-        squared = (2 - 2 * unit @ unit.T).clamp(min=1e-12)  # the root of 0 has no gradient
-        distances = squared.sqrt()
+        distances = (2 - 2 * unit @ unit.T).clamp(min=1e-12).sqrt()  # the root of 0 has no gradient
         same = labels.unsqueeze(1) == labels.unsqueeze(0)
         others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
 

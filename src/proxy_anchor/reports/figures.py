@@ -105,9 +105,8 @@ def alpha_delta_map(runs: Sequence[Run], *, k: int = 1) -> Figure:
         for run in runs
         if method_name(run.config) == "Proxy-Anchor"
     ]
-    groups = [
-        group for _, group in DataFrame(rows, columns=["group", "alpha", "delta", "recall", "run"]).groupby("group")
-    ]
+    frame = DataFrame(rows, columns=["group", "alpha", "delta", "recall", "run"])
+    groups = [group for _, group in frame.groupby("group")]
     largest = max(groups, key=lambda group: len(group[["alpha", "delta"]].drop_duplicates()), default=None)
     if largest is None or min(largest["alpha"].nunique(), largest["delta"].nunique()) < 2:
         raise UsageError("a map over alpha and delta needs Proxy-Anchor runs with at least two values of each.")

@@ -253,11 +253,10 @@ def flat(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]
 def differences(config: Mapping[str, Any], contract: Mapping[str, Any]) -> list[str]:
     """'loss.alpha 16 (contract 32)' for every setting that differs."""
     have, want = settings(config), settings(contract)
-    absent = object()
     return [
         f"{key} {_text(have, key)} (contract {_text(want, key)})"
         for key in sorted({*have, *want})
-        if have.get(key, absent) != want.get(key, absent)
+        if have.get(key) != want.get(key)
     ]
 
 

@@ -42,9 +42,8 @@ class CompiledNet:
     def __init__(self, net: nn.Module, *, num_evaluated: int | None = None, with_features: bool = False) -> None:
         # The compiler's random numbers differ from the plain network's, with which it is compared.
         draws = any(isinstance(module, DropPath) and module.drop_prob for module in net.modules())
-        self._forward = torch.compile(
-            net.forward, dynamic=False, options={"fallback_random": draws, **compiler_options()}
-        )
+        options = {"fallback_random": draws, **compiler_options(), **_caching()}
+        self._forward = torch.compile(net.forward, dynamic=False, options=options)
         self._more = {"with_features": True} if with_features else {}
         self._longest = {True: 0, False: 0}  # with and without gradients
         self._net = net if num_evaluated is not None and num_evaluated < MANY_IMAGES else None
@@ -99,6 +98,29 @@ def compiler_options() -> dict[str, bool]:
         "loop_ordering_after_fusion": False,
     }
     return {name: value for name, value in wanted.items() if name in known}
+
+
+def _caching() -> dict[str, Any]:
+    """Options with which torch 2.11 keeps the traced network in the compiler's cache; torch 2.14 does so itself."""
+    if not torch.__version__.startswith("2.11."):
+        return {}
+    # What these compute depends on their arguments alone, which the key holds, and on torch, whose code it holds too.
+    folded = "torch._inductor.fx_passes.efficient_conv_bn_eval.efficient_conv_bn_eval_decomposed"
+    safe = [folded, *(f"torch.amp.autocast_mode._{each}_autocast" for each in ("enter", "exit"))]
+    return {"unsafe_marked_cacheable_functions": dict.fromkeys(safe, "1"), "pre_grad_custom_pass": _complete_key}
+
+
+def _complete_key(graph: torch.fx.Graph) -> None:
+    """Change a traced network so that the cache's key can be computed from it and differs by precision."""
+    from torch._inductor.fx_passes.efficient_conv_bn_eval import efficient_conv_bn_eval_decomposed as folded
+
+    # The key of torch 2.11 tells that autocast is on, but not its type: a run in float16 would find bf16's network.
+    graph.owning_module.autocast = [torch.get_autocast_dtype(each) for each in ("cpu", "cuda")]  # type: ignore
+    for node in graph.find_nodes(op="call_function", target=folded):
+        node.meta["example_value"] = None  # says that it is a tensor, whose methods DropPath may call
+        # The function conv2d has no name that can be written as an argument, its operator has.
+        if node.args[5] is torch.conv2d and not any(isinstance(each, str) for each in node.args[9]):  # padding="same"
+            node.update_arg(5, torch.ops.aten.conv2d.default)
 
 
 class GradientCheck(NamedTuple):
@@ -188,14 +210,10 @@ def _run(
                 cotangent = cotangent / cotangent.abs().max().clamp_min(1e-30)  # small numbers vanish in float16
             assert cotangent is not None
             gradients = torch.autograd.grad(
-                embeddings, [*parameters.values()], cotangent.expand_as(embeddings), allow_unused=True
+                embeddings, [*parameters.values()], cotangent.expand_as(embeddings), materialize_grads=True
             )
-        pairs = zip(parameters.items(), gradients, strict=True)
         # Clones: a CUDA graph overwrites what it returned.
-        flat = {
-            name: torch.zeros_like(p).flatten() if g is None else g.detach().float().flatten().clone()
-            for (name, p), g in pairs
-        }
+        flat = {name: each.float().flatten().clone() for name, each in zip(parameters, gradients, strict=True)}
         statistics = [each for name, each in net.named_buffers() if name.endswith(("running_mean", "running_var"))]
         changes = [(each - before[each]).float().flatten() for each in statistics]
         return _Pass(
