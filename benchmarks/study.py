@@ -95,6 +95,19 @@ STARTS = {
         *(f"dataset.images.{color}=0.25" for color in ("brightness", "contrast", "saturation")),
     ],
 }
+# What helped on its own, together, and further changes of that.
+BETTER_CARS = ["dataset.images.resize=288", "dataset.images.crop=256", "embedding_dim=1024"]
+BETTER_CUB = ["dataset.images.resize=288", "dataset.images.crop=256", "backbone=tf_efficientnet_lite2"]
+COMBINED = {
+    "start": [],
+    "seed2": ["seed=2"],
+    "crop288": ["dataset.images.crop=288"],
+    "resize304": ["dataset.images.resize=304"],
+    "drop_path0.3": ["backbone.drop_path=0.3"],
+    "metrix": ["regulariser=metrix"],
+    "cosine80": ["scheduler=cosine", "trainer.max_epochs=80"],
+    "cosine80_drop_path0.3": ["scheduler=cosine", "trainer.max_epochs=80", "backbone.drop_path=0.3"],
+}
 CHANGES: dict[str, dict[str, list[str]]] = {
     "both": {
         "start": [],
@@ -129,6 +142,8 @@ CHANGES: dict[str, dict[str, list[str]]] = {
         "scale0.12": ["dataset.images.scale=[0.12,1]"],
         "colors0.6": [f"dataset.images.{color}=0.6" for color in ("brightness", "contrast", "saturation")],
         "hue0.5": ["dataset.images.hue=0.5"],
+        **{f"better_{name}": [*BETTER_CARS, *own] for name, own in COMBINED.items()},
+        "better_dim2048": [*BETTER_CARS, "embedding_dim=2048"],
     },
     "cub_half": {
         "drop_path0.2": ["backbone.drop_path=0.2"],
@@ -142,6 +157,10 @@ CHANGES: dict[str, dict[str, list[str]]] = {
         "colors0.4": [f"dataset.images.{color}=0.4" for color in ("brightness", "contrast", "saturation")],
         "hue0.1": ["dataset.images.hue=0.1"],
         "grayscale0.2": ["dataset.images.grayscale=0.2"],
+        **{f"better_{name}": [*BETTER_CUB, *own] for name, own in COMBINED.items()},
+        "better_dim1024": [*BETTER_CUB, "embedding_dim=1024"],
+        "better_drop_path0.6": [*BETTER_CUB, "backbone.drop_path=0.6"],
+        "better_gem": [*BETTER_CUB, "backbone.pooling=gem"],
     },
 }
 
