@@ -7,7 +7,7 @@ with an error bar of one standard deviation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from proxy_anchor.reports.runs import (
     method_name,
     settings,
     told_apart,
+    training_seconds,
 )
 
 # Okabe and Ito's colours, distinct for every kind of colour vision; the line style tells them apart in grey.
@@ -188,10 +189,8 @@ def recall_curves(results: Mapping[str, Sequence[Mapping[str, Any]]], *, against
         length = min(len(run["history"]) for run in runs)
         histories = [run["history"][:length] for run in runs]
         recall = 100 * np.array([[row["recall"][str(k)] for row in history] for history in histories])
-        if against == "epoch":
-            x = np.array([row["epoch"] for row in histories[0]])
-        else:
-            x = np.array([list(accumulate(row["train_seconds"] for row in history)) for history in histories]).mean(0)
+        epochs = [[row["epoch"] for row in history] for history in histories]
+        x = np.mean(epochs if against == "epoch" else [training_seconds(each) for each in histories], axis=0)
         colour = COLOURS[index % len(COLOURS)]
         style = _STYLES[(index + index // len(COLOURS)) % len(_STYLES)]
         middle = recall.mean(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -67,6 +68,12 @@ _UNIMPORTANT = (
     "trainer.deterministic",
     "deterministic",
 )
+
+
+def training_seconds(history: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Seconds of training up to each evaluation of a run; an epoch without evaluation counts as the next one with."""
+    between = pairwise([{"epoch": 0}, *history])
+    return list(accumulate(row["train_seconds"] * (row["epoch"] - before["epoch"]) for before, row in between))
 
 
 @dataclass(frozen=True)

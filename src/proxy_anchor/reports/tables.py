@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from proxy_anchor.errors import UsageError
-from proxy_anchor.reports.runs import Spread
+from proxy_anchor.reports.runs import Spread, training_seconds
 from proxy_anchor.utils import write_text
 
 Result = Mapping[str, Any]
@@ -60,12 +60,12 @@ def _lines(rows: Sequence[Mapping[str, Any]], decimals: int) -> list[list[str]]:
 
 def reached(result: Result, level: float, k: str) -> tuple[int, float] | None:
     """(epochs, seconds) until Recall@k reaches `level` percent; None if never."""
-    seconds = 0.0
-    for row in result["history"]:
+    evaluating = 0.0
+    for row, training in zip(result["history"], training_seconds(result["history"]), strict=True):
         if row["epoch"] > 0:
-            seconds += row["train_seconds"] + row["eval_seconds"]
+            evaluating += row["eval_seconds"]
             if 100 * row["recall"][k] >= level:
-                return row["epoch"], seconds
+                return row["epoch"], training + evaluating
     return None
 
 
