@@ -293,6 +293,10 @@ STUDIES = {
         for part, make in (("_search", search), ("", partial(at_their_best, f"{name}_{kind}")))
     },
     **{f"{name}_recipe_search": partial(recipe_search, name) for name in SETS},
+    "cars_half_best": lambda: by_seed("", range(1, 4), "experiment=cars_best", *CARS),
+    "cub_half_best": lambda: by_seed(
+        "", range(1, 4), "experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]
+    ),
     "cars_half_seconds": lambda: at_their_best("cars_half_losses", SEARCHED, CARS, seeds=[1]),
     "cars_half_dimension": dimensions,
     "cars_half_batch_size": batch_sizes,
