@@ -297,7 +297,7 @@ class Retriever:
             threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
             kind, next_id = content["kind"], content["next_id"]
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{file} is damaged: build the index again.") from error
+            raise UsageError(f"{file} is damaged, or of another version: build the index again.") from error
         if version != INDEX_FORMAT:
             raise UsageError(
                 f"{folder} has index format {version}; this version reads {INDEX_FORMAT}: build the index again."
