@@ -221,8 +221,7 @@ def test_a_list_without_split_gets_one(images):
     ],
 )
 def test_lists_may_be_written_in_many_ways(images, text):
-    splits = load_folder(None, csv_file=make_list(images, text))
-    assert all_pairs(splits, images) == set(SIX)
+    assert all_pairs(load_folder(None, csv_file=make_list(images, text)), images) == set(SIX)
 
 
 def test_commas_line_separators_and_quotes_in_a_value(images):

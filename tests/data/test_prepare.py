@@ -180,8 +180,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(cub, root, tmp_path):
     archive = pack(cub, tmp_path / "birds.tgz")
     root.mkdir(parents=True)
     (root / "thesis.tex").write_text("years of work")
-    message = refused(root, archive)
-    assert f"{root} is not empty and is not the whole data set" in message
+    assert f"{root} is not empty and is not the whole data set" in refused(root, archive)
     assert (root / "thesis.tex").read_text() == "years of work"
     (root / "thesis.tex").unlink()
     assert len(make(root, archive).train) == 12  # an empty folder is no obstacle

@@ -147,8 +147,7 @@ def test_the_example_needs_no_torch_and_gives_the_same_similarities(
 def test_timm_folder_is_a_timm_model(make_checkpoint: Callable, tmp_path: Path) -> None:
     import timm
 
-    trained = load_trained(make_checkpoint())
-    export(trained, "timm", tmp_path / "out")
+    export(load_trained(make_checkpoint()), "timm", tmp_path / "out")
     backbone = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     settings = timm.data.resolve_model_data_config(backbone)
     assert list(settings["input_size"]) == [3, 32, 32]

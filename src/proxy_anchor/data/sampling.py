@@ -174,8 +174,7 @@ def share_seen(order: ShuffledBatches, epoch: int) -> float:
 
 def mix(*numbers: int) -> int:
     """Hash numbers to a seed in [0, 2**63)."""
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def uniform(key: int, rows: np.ndarray, count: int) -> np.ndarray:

@@ -101,8 +101,6 @@ def make_result(
     whole = trained
     if num_batches < trainer.num_training_batches and len(trained) > 1:
         whole, num_batches = trained[:-1], int(trainer.num_training_batches)
-    images_per_epoch = num_batches * data.batch_size
-    epoch_seconds = [each.train_seconds + each.eval_seconds for each in whole]
     return {
         "untrained": history[0].as_dict() if history[0].epoch == 0 else None,
         "selected": recall.selected.as_dict(),
@@ -112,8 +110,8 @@ def make_result(
         "last": history[-1].as_dict(),
         "history": [each.as_dict() for each in history],
         "max_epochs": trainer.max_epochs,
-        "seconds_per_epoch": median(epoch_seconds),
-        "train_images_per_second": images_per_epoch / median(each.train_seconds for each in whole),
+        "seconds_per_epoch": median(each.train_seconds + each.eval_seconds for each in whole),
+        "train_images_per_second": num_batches * data.batch_size / median(each.train_seconds for each in whole),
         "eval_images_per_second": data.num_eval_images / median(each.eval_seconds for each in trained),
         "peak_memory_gib": memory.gib() or peak_memory(device) / 2**30,
         "peak_memory_training_gib": memory.gib("training"),

@@ -134,8 +134,7 @@ def test_missing_and_empty_images_look_like_a_partial_download(name, tmp_path):
     partial = load(tmp_path, allow_partial=True)
     assert len(partial.train) == len(whole.train) - 2
     assert "2 listed images are missing or empty" in partial.notice
-    listed = load(tmp_path, verify_files=False)
-    assert listed.train.paths == whole.train.paths
+    assert load(tmp_path, verify_files=False).train.paths == whole.train.paths
 
 
 @pytest.mark.parametrize("name", LOADERS)
