@@ -46,10 +46,8 @@ def _without_code_generation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_training_compiled_equals_training_plain(make_learner: Callable, fit: Callable, capsys) -> None:
     plain, startup = make_learner(warmup_epochs=1), Startup(0.0)
     fit(plain, max_epochs=3, limit_val_batches=1.0)
-    compiled = make_learner(warmup_epochs=1)
+    compiled = make_learner(warmup_epochs=1, compile=True)
     start = {name: value.clone() for name, value in compiled.net.state_dict().items()}
-    compiled.compiled = CompiledNet(compiled.net)
-    compiled.compiled_loss = compile_module.compile_loss(compiled.loss.forward)
     fit(compiled, max_epochs=3, callbacks=[startup], limit_val_batches=1.0)
     assert "cosine with the plain float32 network's is 1.0000" in capsys.readouterr().out
     assert startup.seconds["compilation"] > 0
@@ -82,10 +80,8 @@ def test_the_compiled_loss_is_the_plain_one(make_learner: Callable) -> None:
     assert compile_module.compiler_options() | {"triton.cudagraphs": False} == GIVEN
 
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None,
-    reason="torch.compile needs a C++ compiler on a CPU",
-)
+has_compiler = shutil.which("g++") or shutil.which("clang++")
+needs_compiler = pytest.mark.skipif(not has_compiler, reason="torch.compile needs a C++ compiler on a CPU")
 
 
 @pytest.mark.slow
@@ -262,6 +258,15 @@ def test_a_check_is_remembered_until_what_it_depends_on_changes(tmp_path: Path, 
     assert compile_module.recall_check(file) is None
 
 
+def test_autocast_is_part_of_the_key_of_a_traced_network() -> None:
+    traced, keys = torch.fx.symbolic_trace(torch.nn.Identity()), set()
+    for device, dtype, on in itertools.product(("cpu", "mps"), (torch.bfloat16, torch.float16), (True, False)):
+        with torch.autocast(device, dtype, enabled=on):
+            compile_module._complete_key(traced.graph)
+        keys.add(str(traced.autocast))
+    assert len(keys) == 7  # two of them are off, with the types that are there anyway
+
+
 def test_a_later_start_does_not_repeat_the_check(make_learner: Callable, fit: Callable, capsys) -> None:
     said = []
     for _ in range(2):
@@ -279,9 +284,7 @@ def test_no_rank_goes_on_alone_where_another_has_no_memory_for_the_check(
 ) -> None:
     monkeypatch.setattr(startup, "gather_objects", lambda value: [value, None])  # the other rank has no check
     monkeypatch.setattr(startup, "run_once", lambda *_: pytest.fail("the other rank does not compute this"))
-    learner = make_learner()
-    learner.compiled = CompiledNet(learner.net)
-    fit(learner, callbacks=[Startup(0.0)])
+    fit(make_learner(compile=True), callbacks=[Startup(0.0)])
     assert "not checked: the plain float32 network" in capsys.readouterr().out
 
 
@@ -296,9 +299,7 @@ def test_a_module_of_a_few_numbers_is_judged_with_its_parent() -> None:
 
 
 def test_the_loss_is_compiled_before_the_first_step(make_learner: Callable, fit: Callable) -> None:
-    learner, graphs, counted = make_learner(), [], pl.Callback()
-    learner.compiled = CompiledNet(learner.net)
-    learner.compiled_loss = compile_module.compile_loss(learner.loss.forward)
+    learner, graphs, counted = make_learner(compile=True), [], pl.Callback()
     counted.on_train_start = lambda *given: graphs.append(counters["stats"]["unique_graphs"])
     torch.compiler.reset()
     counters.clear()

@@ -52,8 +52,7 @@ class CompiledNet:
         """As the network's own forward; with_features: in training alone."""
         training, count = torch.is_grad_enabled(), len(images)
         self._longest[training] = max(self._longest[training], count)
-        missing = self._longest[training] - count
-        if missing:
+        if missing := self._longest[training] - count:
             images = torch.cat([images, images[:1].expand(missing, -1, -1, -1)])
         # Batches from worker processes and from the GPU differ in layout; each would be compiled.
         images = images.contiguous(memory_format=torch.channels_last)
@@ -114,8 +113,10 @@ def _complete_key(graph: torch.fx.Graph) -> None:
     """Change a traced network so that the cache's key can be computed from it and differs by precision."""
     from torch._inductor.fx_passes.efficient_conv_bn_eval import efficient_conv_bn_eval_decomposed as folded
 
-    # The key of torch 2.11 tells that autocast is on, but not its type: a run in float16 would find bf16's network.
-    graph.owning_module.autocast = [torch.get_autocast_dtype(each) for each in ("cpu", "cuda")]  # type: ignore
+    # The key of torch 2.11 tells that autocast is on, but neither type nor device, and nothing of "mps": a run in
+    # float16 would find bf16's network.
+    state = [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in ("cpu", "cuda", "mps")]
+    graph.owning_module.autocast = state  # type: ignore
     for node in graph.find_nodes(op="call_function", target=folded):
         node.meta["example_value"] = None  # says that it is a tensor, whose methods DropPath may call
         # The function conv2d has no name that can be written as an argument, its operator has.
