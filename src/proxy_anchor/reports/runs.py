@@ -71,7 +71,10 @@ _UNIMPORTANT = (
 
 
 def training_seconds(history: Iterable[Mapping[str, Any]]) -> list[float]:
-    """Seconds of training up to each evaluation of a run; an epoch without evaluation counts as the next one with."""
+    """Seconds of training up to each evaluation of a run.
+
+    An epoch without evaluation is assumed to take as long as the next one that has it.
+    """
     between = pairwise([{"epoch": 0}, *history])
     return list(accumulate(row["train_seconds"] * (row["epoch"] - before["epoch"]) for before, row in between))
 

@@ -113,13 +113,13 @@ def _complete_key(graph: torch.fx.Graph) -> None:
     """Change a traced network so that the cache's key can be computed from it and differs by precision."""
     from torch._inductor.fx_passes.efficient_conv_bn_eval import efficient_conv_bn_eval_decomposed as folded
 
-    # The key of torch 2.11 tells that autocast is on, but neither type nor device, and nothing of "mps": a run in
-    # float16 would find bf16's network.
+    # The key of torch 2.11 says that autocast is on, but not its dtype or device, and ignores "mps": a run in float16
+    # would find bf16's network.
     state = [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in ("cpu", "cuda", "mps")]
     graph.owning_module.autocast = state  # type: ignore
     for node in graph.find_nodes(op="call_function", target=folded):
-        node.meta["example_value"] = None  # says that it is a tensor, whose methods DropPath may call
-        # The function conv2d has no name that can be written as an argument, its operator has.
+        node.meta["example_value"] = None  # marks the output as a tensor, as DropPath requires
+        # The function conv2d cannot be written into the key, its operator can.
         if node.args[5] is torch.conv2d and not any(isinstance(each, str) for each in node.args[9]):  # padding="same"
             node.update_arg(5, torch.ops.aten.conv2d.default)
 
