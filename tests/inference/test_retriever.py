@@ -76,8 +76,8 @@ def test_embeddings_are_those_of_the_evaluation(make_checkpoint: Callable, galle
     net, paths = load_trained(make_checkpoint()), sorted(gallery.rglob("*.png"))
     with torch.no_grad():
         expected = torch.cat([net(net.prepare(read_rgb(path))[None]) for path in paths])
-    for options in ({"num_workers": 0}, {"num_workers": 2, "batch_size": 4}):
-        assert torch.allclose(Embedder(net, **options).embed(paths, progress=False).embeddings, expected, atol=1e-6)
+    for given, options in ((torch.compile(net), {"num_workers": 0}), (net, {"num_workers": 2, "batch_size": 4})):
+        assert torch.allclose(Embedder(given, **options).embed(paths, progress=False).embeddings, expected, atol=1e-6)
 
 
 def test_searching_on_from_an_image_leaves_it_out(retriever: Retriever) -> None:

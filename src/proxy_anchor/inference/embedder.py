@@ -66,7 +66,8 @@ class Embedder:
     """Embeds images with a trained network.
 
     Args:
-        net: is copied, so that its training may go on; its `prepare` makes images pixels.
+        net: is copied, so that its training may go on; its `prepare` makes images pixels. Of `torch.compile(net)` the
+            network inside, not compiled.
         device: None takes the GPU if there is one.
         batch_size: images per step.
         num_workers: decoding processes; None takes this process's cores, at most 16.
@@ -88,6 +89,7 @@ class Embedder:
         precision: str = "32",
         dim: int | None = None,
     ) -> None:
+        net = getattr(net, "_orig_mod", net)  # of `torch.compile(net)`
         if not isinstance(net, EmbeddingNet):
             raise UsageError(
                 f"net is of type {type(net).__name__}: expected an EmbeddingNet; make one with EmbeddingNet(BACKBONE, "
@@ -101,8 +103,7 @@ class Embedder:
             check_int("num_workers", num_workers, 0)
         check_choice("precision", precision, ["32", "bf16"])
         self.device = choose_device(device)
-        self.batch_size, self.precision = batch_size, precision
-        self.num_workers = num_workers
+        self.batch_size, self.num_workers, self.precision = batch_size, num_workers, precision
         # Convolutions are faster on channels-last images, on CPUs and GPUs.
         self.net = copy.deepcopy(net).to(self.device).to(memory_format=torch.channels_last).eval()
 
