@@ -145,7 +145,7 @@ def test_index_of_another_model_is_refused(retriever: Retriever, make_checkpoint
     [
         (lambda folder: (folder / "index.json").unlink(), "holds no index"),
         (lambda folder: (folder / "index.json").write_text("{"), "index.json is damaged"),
-        (lambda folder: change(folder, format=1), "index format 1; this version reads 3"),
+        (lambda folder: change(folder, format=2, images=[[0, "a", None, "", 9]]), "another version .* format 2; .* 3"),
         (lambda folder: change(folder, images=[[1, 2]]), "index.json is damaged"),
         (lambda folder: change(folder, threshold={"a": 1}), "index.json is damaged"),
     ],

@@ -219,9 +219,8 @@ class Retriever:
             check_k(k, max(len(self), 1), exclude_self=False)
             near, ids = self._index.search(queries, min(len(self), max(5 * k, _RERANKED)))
             pairs = zip(queries.cpu(), map(self._index.get, ids), strict=True)
-            order = torch.cat(
-                [rerank(reranking, one[None], k, gallery=rows, engine=self.engine)[1] for one, rows in pairs]
-            )
+            reranked = [rerank(reranking, one[None], k, gallery=rows, engine=self.engine)[1] for one, rows in pairs]
+            order = torch.cat(reranked)
             similarities, ids = near.gather(1, order), np.take_along_axis(ids, order.numpy(), axis=1)
         return [
             [self._hit(id_, similarity) for similarity, id_ in zip(row.tolist(), listed.tolist(), strict=True)]
@@ -291,16 +290,17 @@ class Retriever:
         own = self.embedder.fingerprint
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            version, model = content["format"], str(content["model"])
-            items = {id_: Item(str(name), label, str(key)) for id_, name, label, key in content["images"]}
-            ids = np.array(list(items), dtype=np.int64)
-            threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
-            kind, next_id = content["kind"], content["next_id"]
+            if (version := content["format"]) == INDEX_FORMAT:  # others hold other keys and columns
+                model, kind, next_id = str(content["model"]), content["kind"], content["next_id"]
+                items = {id_: Item(str(name), label, str(key)) for id_, name, label, key in content["images"]}
+                ids = np.array(list(items), dtype=np.int64)
+                threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{file} is damaged, or of another version: build the index again.") from error
         if version != INDEX_FORMAT:
             raise UsageError(
-                f"{folder} has index format {version}; this version reads {INDEX_FORMAT}: build the index again."
+                f"{folder} was written by another version of this project (index format {version}; this one reads "
+                f"{INDEX_FORMAT}): remove it and embed the gallery again."
             )
         if model != own:
             raise UsageError(
