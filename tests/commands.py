@@ -141,9 +141,9 @@ def refused(script: str, *arguments: str, cwd: Path) -> str:
     return line
 
 
-def one_line(call: Callable, *arguments: Any, **named: Any) -> str:
-    """The one line with which a function refuses what it was given."""
-    with pytest.raises(UsageError) as caught:
+def one_line(call: Callable, *arguments: Any, match: str | None = None, **named: Any) -> str:
+    """The one line with which a function refuses what it was given; match: what it must hold, as in `pytest.raises`."""
+    with pytest.raises(UsageError, match=match) as caught:
         call(*arguments, **named)
     assert "\n" not in str(caught.value)
     return str(caught.value)

