@@ -296,7 +296,7 @@ class Retriever:
                 ids = np.array(list(items), dtype=np.int64)
                 threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{file} is damaged, or of another version: build the index again.") from error
+            raise UsageError(f"{file} is damaged: build the index again.") from error
         if version != INDEX_FORMAT:
             raise UsageError(
                 f"{folder} was written by another version of this project (index format {version}; this one reads "
