@@ -84,79 +84,53 @@ METHODS: dict[str, dict[str, list[str]]] = {
 }
 
 
-# Recipes beyond the paper: a start, and changes of it.
+def colors(value: float) -> list[str]:
+    """Brightness, contrast and saturation."""
+    return [f"dataset.images.{each}={value}" for each in ("brightness", "contrast", "saturation")]
+
+
+# Recipes beyond the paper: the starts, changes of them, what the starts are then changed to, and changes of that.
 LARGER = ["dataset.images.eval_crop=288", "dataset.images.resize=329"]
+CARS_COLORS = ["dataset.images.hue=0.3", "dataset.images.grayscale=0.2"]
 STARTS = {
     "cars_half": [
-        *("experiment=cars_fast", *CARS, *LARGER, "backbone.pooling=gem", "backbone.drop_path=0.2"),
-        *("dataset.images.hue=0.3", "dataset.images.grayscale=0.2"),
+        "experiment=cars_fast",
+        *CARS,
+        *LARGER,
+        "backbone.pooling=gem",
+        "backbone.drop_path=0.2",
+        *CARS_COLORS,
     ],
-    "cub_half": [
-        *(*SETS["cub_half"], *FAST, *LARGER, "backbone.drop_path=0.4"),
-        *(f"dataset.images.{color}=0.25" for color in ("brightness", "contrast", "saturation")),
-    ],
+    "cub_half": [*SETS["cub_half"], *FAST, *LARGER, "backbone.drop_path=0.4", *colors(0.25)],
 }
-CUB_BEST = ["experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]]  # its own network
-# Changes together, and further ones of that.
-BETTER_CARS = ["dataset.images.resize=288", "dataset.images.crop=256", "embedding_dim=1024"]
-BETTER_CUB = ["dataset.images.resize=288", "dataset.images.crop=256", "backbone=tf_efficientnet_lite2"]
-COMBINED = {
+CHANGES = {
     "start": [],
     "seed2": ["seed=2"],
-    "crop288": ["dataset.images.crop=288"],
+    "eval256": ["dataset.images.eval_crop=256", "dataset.images.resize=292"],
     "resize304": ["dataset.images.resize=304"],
-    "drop_path0.3": ["backbone.drop_path=0.3"],
+    "crop256": ["dataset.images.crop=256"],
+    "crop288": ["dataset.images.crop=288"],
+    "dim1024": ["embedding_dim=1024"],
+    "ema": ["callbacks=ema"],
+    "layer_decay0.8": ["optimizer.layer_decay=0.8"],
+    "lite2": ["backbone=tf_efficientnet_lite2"],
+    "proxy_synthesis": ["regulariser=proxy_synthesis"],
     "metrix": ["regulariser=metrix"],
-    "cosine80": ["scheduler=cosine", "trainer.max_epochs=80"],
-    "cosine80_drop_path0.3": ["scheduler=cosine", "trainer.max_epochs=80", "backbone.drop_path=0.3"],
 }
-CHANGES: dict[str, dict[str, list[str]]] = {
-    "both": {
-        "start": [],
-        "seed2": ["seed=2"],
-        "eval256": ["dataset.images.eval_crop=256", "dataset.images.resize=292"],
-        "resize304": ["dataset.images.resize=304"],
-        "crop256": ["dataset.images.crop=256"],
-        "crop288": ["dataset.images.crop=288"],
-        "dim1024": ["embedding_dim=1024"],
-        "ema": ["callbacks=ema"],
-        "layer_decay0.8": ["optimizer.layer_decay=0.8"],
-        "lite2": ["backbone=tf_efficientnet_lite2"],
-        "proxy_synthesis": ["regulariser=proxy_synthesis"],
-        "metrix": ["regulariser=metrix"],
-        "anti_collapse": ["regulariser=anti_collapse"],
-    },
-    "cars_half": {
-        "drop_path0.1": ["backbone.drop_path=0.1"],
-        "drop_path0.3": ["backbone.drop_path=0.3"],
-        "avg_max": ["backbone.pooling=auto"],
-        "epochs80": ["trainer.max_epochs=80"],
-        "epochs80_drop_path0.3": ["trainer.max_epochs=80", "backbone.drop_path=0.3"],
-        "lr2e-4": ["optimizer.lr=2e-4"],
-        "scale0.3": ["dataset.images.scale=[0.3,1]"],
-        "scale0.12": ["dataset.images.scale=[0.12,1]"],
-        "colors0.6": [f"dataset.images.{color}=0.6" for color in ("brightness", "contrast", "saturation")],
-        "hue0.5": ["dataset.images.hue=0.5"],
-        **{f"better_{name}": [*BETTER_CARS, *own] for name, own in COMBINED.items()},
-        "better_dim2048": [*BETTER_CARS, "embedding_dim=2048"],
-    },
-    "cub_half": {
-        "drop_path0.2": ["backbone.drop_path=0.2"],
-        "drop_path0.6": ["backbone.drop_path=0.6"],
-        "gem": ["backbone.pooling=gem"],
-        "cosine": ["scheduler=cosine"],
-        "cosine_lr2e-4": ["scheduler=cosine", "optimizer.lr=2e-4"],
-        "epochs60": ["trainer.max_epochs=60", "scheduler.step_size=15"],
-        "scale0.2": ["dataset.images.scale=[0.2,1]"],
-        "colors0.4": [f"dataset.images.{color}=0.4" for color in ("brightness", "contrast", "saturation")],
-        "hue0.1": ["dataset.images.hue=0.1"],
-        "grayscale0.2": ["dataset.images.grayscale=0.2"],
-        **{f"better_{name}": [*BETTER_CUB, *own] for name, own in COMBINED.items()},
-        "better_dim1024": [*BETTER_CUB, "embedding_dim=1024"],
-        "better_drop_path0.6": [*BETTER_CUB, "backbone.drop_path=0.6"],
-        "better_gem": [*BETTER_CUB, "backbone.pooling=gem"],
-    },
+SMALL_BORDER = ["dataset.images.resize=288", "dataset.images.crop=256"]
+BETTER = {
+    "cars_half": [*SMALL_BORDER, "embedding_dim=1024"],
+    "cub_half": [*SMALL_BORDER, "backbone=tf_efficientnet_lite2"],
 }
+COSINE = ["scheduler=cosine", "trainer.max_epochs=80"]
+CHANGES_OF_BETTER = {
+    **{name: CHANGES[name] for name in ("start", "seed2", "crop288", "resize304", "metrix")},
+    "drop_path0.3": ["backbone.drop_path=0.3"],
+    "drop_path0.6": ["backbone.drop_path=0.6"],
+    "cosine80": COSINE,
+    "cosine80_drop_path0.3": [*COSINE, "backbone.drop_path=0.3"],
+}
+CUB_BEST = ["experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]]  # its own network
 
 
 def by_seed(name: str, seeds: Iterable[int], *overrides: str) -> Runs:
@@ -273,8 +247,8 @@ def label_noise() -> Runs:
 def recipe_search(images: str) -> Runs:
     """Changes of a recipe, trained on half of the training classes and searched in the other half."""
     held_out = ["validation=folds", "validation.num_folds=2", "validation.fold=0", "trainer.check_val_every_n_epoch=10"]
-    changes = CHANGES["both"] | CHANGES[images]
-    return {name: [*STARTS[images], *held_out, *own] for name, own in changes.items()}
+    better = {f"better_{name}": [*BETTER[images], *own] for name, own in CHANGES_OF_BETTER.items()}
+    return {name: [*STARTS[images], *held_out, *own] for name, own in (CHANGES | better).items()}
 
 
 STUDIES = {

@@ -19,6 +19,7 @@ from typing import Any
 import complexity
 import pandas
 import scale
+from omegaconf import OmegaConf
 
 from proxy_anchor.reports.figures import empty_figure, recall_curves
 from proxy_anchor.reports.paper import paper_results
@@ -290,28 +291,20 @@ def image_sizes() -> Rows:
 
 def recipe_search(study: str) -> Rows:
     """Changes of a recipe, one run each, by Recall@1 in the half of the training classes that did not train."""
-    runs = {
-        file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted((RESULTS / study).glob("*.json"))
-    }
-    start = runs["start"]
+    [start] = read("start", folder=study)
+    runs = read(*sorted(file.stem for file in (RESULTS / study).glob("*.json")), folder=study)
     rows = []
-    for run in sorted(runs.values(), key=lambda each: -each["last"]["recall"]["1"]):
+    for run in sorted(runs, key=lambda each: -each["last"]["recall"]["1"]):
         own = [each for each in run["command"].split() if each not in start["command"].split()]
-        given = dict(each.split("=", 1) for each in own)  # of two the last counts
+        values = dict(each.split("=", 1) for each in own)  # of two the last counts
+        before, after = (OmegaConf.create(each["config"]) for each in (start, run))
         changes = [
-            f"{key}={value}" for key, value in given.items() if at(run["config"], key) != at(start["config"], key)
+            f"{key}={values[key]}" for key in values if OmegaConf.select(before, key) != OmegaConf.select(after, key)
         ]
         row = {"changed": ", ".join(f"`{each.removeprefix('dataset.images.')}`" for each in changes) or "nothing"}
         row |= {f"{epoch} Recall@1": f"{100 * run[epoch]['recall']['1']:.1f}" for epoch in ("last", "best")}
         rows.append(row | {"best epoch": run["best"]["epoch"]})
     return rows
-
-
-def at(config: dict[str, Any], key: str) -> Any:
-    """The value, or part of the config, with this dotted key; None where there is none."""
-    for name in key.split("."):
-        config = config.get(name) if isinstance(config, dict) else None
-    return config
 
 
 def best_recipes() -> Rows:
