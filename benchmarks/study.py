@@ -7,9 +7,10 @@ not those of one alone. `python benchmarks/study.py --list` names the studies an
 
 `cub_half*` read the half of CUB-200-2011 as own data: DIR holds classes.txt and images/CLASS/*.jpg. `*_losses` and
 `*_methods` train every loss, or what is added to Proxy-Anchor, with its best settings of `*_search`, which tries the
-same number of settings for each (eight of a loss, four of a method) on held-out training classes, evaluated every fifth
-epoch; the choice looks at no test class. `*_recipe_search` tries changes of recipes on half of the training classes.
-`cars_half_seconds` and `*_best` are for one run at a time: `--jobs 1`, and nothing else on the GPU.
+same number of settings for each (eight of a loss, two of a method) on held-out training classes, evaluated every fifth
+epoch, as the runs of `*_methods` are; the choice looks at no test class. `*_recipe_search` tries changes of recipes on
+half of the training classes. `*_seconds` and `*_best` are for one run at a time: `--jobs 1`, and nothing else on the
+GPU.
 
 The file is long because it holds the settings of every study.
 """
@@ -65,22 +66,16 @@ SEARCHED: dict[str, dict[str, list[str]]] = {
     "n_pair": {**PAIR_RATES, "loss.scale": ["20", "40"]},
 }
 
-
-def grid_of(regulariser: str, **values: list[str]) -> dict[str, list[str]]:
-    """Settings of a regulariser by their keys."""
-    return {f"regulariser.{regulariser}.{key}": each for key, each in values.items()}
-
-
-# What is added to Proxy-Anchor with its paper's settings, or replaces it: four settings of its own for each, those of
-# the method's paper among them.
+# What is added to Proxy-Anchor with its paper's settings, or replaces it: two settings of its own for each, that of the
+# method's paper among them (of anti-collapse, which has none, this project's).
 METHODS: dict[str, dict[str, list[str]]] = {
-    "proxy_synthesis": grid_of("proxy_synthesis", alpha=["0.4", "1.0"], mu=["0.5", "1.0"]),
-    "metrix": grid_of("metrix", weight=["0.2", "0.4"], beta=["1.0", "2.0"]),
-    "metrix_features": grid_of("metrix_features", weight=["0.2", "0.4"], beta=["1.0", "2.0"]),
-    "nested": grid_of("nested", weight=["0.3", "1.0"], gamma=["0.0", "50.0"]),
-    "tcm": grid_of("tcm", weight=["0.3", "1.0"], negative_margin=["0.4", "0.5"]),
-    "anti_collapse": grid_of("anti_collapse", weight=["0.003", "0.01", "0.03", "0.1"]),
-    "potential_field": {"loss.num_proxies": ["2", "15"], "loss.alpha": ["1", "3"]},
+    "proxy_synthesis": {"regulariser.proxy_synthesis.mu": ["0.5", "1.0"]},
+    "metrix": {"regulariser.metrix.weight": ["0.2", "0.4"]},
+    "metrix_features": {"regulariser.metrix_features.weight": ["0.2", "0.4"]},
+    "nested": {"regulariser.nested.weight": ["0.3", "1.0"]},
+    "tcm": {"regulariser.tcm.weight": ["0.3", "1.0"]},
+    "anti_collapse": {"regulariser.anti_collapse.weight": ["0.01", "0.1"]},
+    "potential_field": {"loss.num_proxies": ["2", "15"]},
 }
 
 
@@ -103,6 +98,16 @@ STARTS = {
     ],
     "cub_half": [*SETS["cub_half"], *FAST, *LARGER, "backbone.drop_path=0.4", *colors(0.25)],
 }
+SMALL_BORDER = ["dataset.images.resize=288", "dataset.images.crop=256"]
+COSINE = ["scheduler=cosine", "trainer.max_epochs=80"]
+BETTER = {
+    "cars_half": [*SMALL_BORDER, "embedding_dim=1024"],
+    "cub_half": [*SMALL_BORDER, "backbone=tf_efficientnet_lite2"],
+}
+LONG = {
+    "cars_half": [*BETTER["cars_half"], *COSINE, "backbone.drop_path=0.3"],
+    "cub_half": [*BETTER["cub_half"], *COSINE],
+}
 CHANGES = {
     "start": [],
     "seed2": ["seed=2"],
@@ -111,24 +116,33 @@ CHANGES = {
     "crop256": ["dataset.images.crop=256"],
     "crop288": ["dataset.images.crop=288"],
     "dim1024": ["embedding_dim=1024"],
+    "dim2048": ["embedding_dim=2048"],
     "ema": ["callbacks=ema"],
     "layer_decay0.8": ["optimizer.layer_decay=0.8"],
     "lite2": ["backbone=tf_efficientnet_lite2"],
     "proxy_synthesis": ["regulariser=proxy_synthesis"],
     "metrix": ["regulariser=metrix"],
-}
-SMALL_BORDER = ["dataset.images.resize=288", "dataset.images.crop=256"]
-BETTER = {
-    "cars_half": [*SMALL_BORDER, "embedding_dim=1024"],
-    "cub_half": [*SMALL_BORDER, "backbone=tf_efficientnet_lite2"],
-}
-COSINE = ["scheduler=cosine", "trainer.max_epochs=80"]
-CHANGES_OF_BETTER = {
-    **{name: CHANGES[name] for name in ("start", "seed2", "crop288", "resize304", "metrix")},
-    "drop_path0.3": ["backbone.drop_path=0.3"],
-    "drop_path0.6": ["backbone.drop_path=0.6"],
     "cosine80": COSINE,
-    "cosine80_drop_path0.3": [*COSINE, "backbone.drop_path=0.3"],
+    "epochs160": ["trainer.max_epochs=160"],
+    **{f"drop_path{rate}": [f"backbone.drop_path={rate}"] for rate in (0.3, 0.5, 0.6)},
+    "colors": [*colors(0.4), "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"],
+    "gem": ["backbone.pooling=gem"],
+    "lr2e-4": ["optimizer.lr=2e-4"],
+    "batch90": ["data.batch_size=90"],
+    "proxies10": ["optimizer.proxy_lr_mult=10"],
+}
+# Which changes were tried of each start; several together are joined by "+".
+TRIED = {
+    "cars_half": {
+        "": "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix",
+        "better_": "start seed2 metrix drop_path0.3 cosine80 cosine80+drop_path0.3",
+        "long_": "seed2 crop288 dim2048 epochs160 drop_path0.5 batch90 proxies10",
+    },
+    "cub_half": {
+        "": "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix",
+        "better_": "start resize304 drop_path0.6 cosine80",
+        "long_": "seed2 crop288 dim1024 layer_decay0.8 drop_path0.6 colors gem metrix lr2e-4 batch90",
+    },
 }
 CUB_BEST = ["experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]]  # its own network
 
@@ -191,14 +205,27 @@ def best_settings(study: str, name: str, grid: dict[str, list[str]]) -> list[str
 
 
 def at_their_best(
-    study: str, grids: dict[str, dict[str, list[str]]], images: list[str], seeds: Iterable[int] = range(1, 6)
+    study: str, grids: dict[str, dict[str, list[str]]], images: list[str], *own: str, seeds: Iterable[int] = range(1, 6)
 ) -> Runs:
-    """Every loss or method with its best settings."""
+    """Every loss or method with its best settings, and `own` overrides."""
     runs: Runs = {}
     for name, grid in grids.items():
         best = best_settings(f"{study}_search", name, grid)
-        runs |= by_seed(f"{name}_", seeds, *images, *FAST, *chosen(name, images), *best)
+        runs |= by_seed(f"{name}_", seeds, *images, *FAST, *chosen(name, images), *best, *own)
     return runs
+
+
+def methods(name: str) -> Runs:
+    """Every method with its best settings, evaluated as in its search, every fifth epoch."""
+    return at_their_best(f"{name}_methods", METHODS, SETS[name], "trainer.check_val_every_n_epoch=5")
+
+
+def seconds_of_methods() -> Runs:
+    """Proxy-Anchor alone and every method, for a few epochs."""
+    few = "trainer.max_epochs=6"
+    return {"proxy_anchor_seed1": [*CARS, *FAST, few, "seed=1"]} | at_their_best(
+        "cars_half_methods", METHODS, CARS, few, seeds=[1]
+    )
 
 
 def dimensions() -> Runs:
@@ -247,19 +274,30 @@ def label_noise() -> Runs:
 def recipe_search(images: str) -> Runs:
     """Changes of a recipe, trained on half of the training classes and searched in the other half."""
     held_out = ["validation=folds", "validation.num_folds=2", "validation.fold=0", "trainer.check_val_every_n_epoch=10"]
-    better = {f"better_{name}": [*BETTER[images], *own] for name, own in CHANGES_OF_BETTER.items()}
-    return {name: [*STARTS[images], *held_out, *own] for name, own in (CHANGES | better).items()}
+    starts = {"": [], "better_": BETTER[images], "long_": LONG[images]}
+    return {
+        f"{prefix}{name}": [
+            *STARTS[images],
+            *held_out,
+            *start,
+            *(own for each in name.split("+") for own in CHANGES[each]),
+        ]
+        for prefix, start in starts.items()
+        for name in TRIED[images][prefix].split()
+    }
 
 
 STUDIES = {
     **{name: lambda name=name: paths_of_training(SETS[name]) for name in SETS},
     "cars_half_fast": lambda: by_seed("epochs40_", range(1, 6), "experiment=cars_fast", *CARS),
     **{
-        f"{name}_{kind}{part}": lambda make=make, grids=grids, images=images: make(grids, images)
+        f"{name}_{kind}_search": partial(search, grids, images)
         for name, images in SETS.items()
         for kind, grids in (("losses", SEARCHED), ("methods", METHODS))
-        for part, make in (("_search", search), ("", partial(at_their_best, f"{name}_{kind}")))
     },
+    **{f"{name}_losses": partial(at_their_best, f"{name}_losses", SEARCHED, images) for name, images in SETS.items()},
+    **{f"{name}_methods": partial(methods, name) for name in SETS},
+    "cars_half_methods_seconds": seconds_of_methods,
     **{f"{name}_recipe_search": partial(recipe_search, name) for name in SETS},
     "cars_half_best": lambda: by_seed("", range(1, 4), "experiment=cars_best", *CARS),
     "cub_half_best": lambda: by_seed("", range(1, 4), *CUB_BEST),

@@ -164,13 +164,15 @@ def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(study, tmp
     folder = tmp_path / "cars_half_methods_search"
     folder.mkdir()
     for name, overrides in study.STUDIES["cars_half_methods_search"]().items():
-        selected = {"validation": {"1": 0.9 if name in ("tcm_1", "tcm_2") else 0.5}}  # of equal ones the first
+        selected = {"validation": {"1": 0.9 if name == "tcm_1" else 0.5}}  # of equal ones the first
         (folder / f"{name}.json").write_text(json.dumps({"selected": selected, "command": " ".join(overrides)}))
     runs = study.STUDIES["cars_half_methods"]()
     assert len(runs) == 5 * 7
-    assert runs["tcm_seed2"][-3:] == ["regulariser.tcm.weight=0.3", "regulariser.tcm.negative_margin=0.5", "seed=2"]
-    shutil.copy(folder / "tcm_0.json", folder / "tcm_3.json")
-    with pytest.raises(study.UsageError, match=r"tcm_3\.json is of other settings"):
+    every_fifth = "trainer.check_val_every_n_epoch=5"
+    assert runs["tcm_seed2"][-3:] == ["regulariser.tcm.weight=1.0", every_fifth, "seed=2"]
+    assert "regulariser.metrix.weight=0.2" in runs["metrix_seed5"]
+    shutil.copy(folder / "tcm_0.json", folder / "tcm_1.json")
+    with pytest.raises(study.UsageError, match=r"tcm_1\.json is of other settings"):
         study.STUDIES["cars_half_methods"]()
 
 
