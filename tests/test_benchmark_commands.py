@@ -167,7 +167,7 @@ def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(study, tmp
         selected = {"validation": {"1": 0.9 if name == "tcm_1" else 0.5}}  # of equal ones the first
         (folder / f"{name}.json").write_text(json.dumps({"selected": selected, "command": " ".join(overrides)}))
     runs = study.STUDIES["cars_half_methods"]()
-    assert len(runs) == 5 * 7
+    assert len(runs) == 5 * 6
     every_fifth = "trainer.check_val_every_n_epoch=5"
     assert runs["tcm_seed2"][-3:] == ["regulariser.tcm.weight=1.0", every_fifth, "seed=2"]
     assert "regulariser.metrix.weight=0.2" in runs["metrix_seed5"]
