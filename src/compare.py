@@ -16,6 +16,7 @@ from omegaconf import DictConfig, ListConfig
 from proxy_anchor.cli import checks, config, messages
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_number
+from proxy_anchor.training.run_lock import held
 from proxy_anchor.utils import read_result
 from train import train
 
@@ -107,7 +108,9 @@ def check_data(jobs: dict[str, DictConfig]) -> dict[str, dict[str, Any]]:
 
 def main(cfg: DictConfig) -> None:
     """Compare in Hydra's run folder."""
-    compare(cfg, entry.output_folder())
+    folder = entry.output_folder()
+    with held(folder):
+        compare(cfg, folder)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.sweeps import launcher
+from proxy_anchor.training.run_lock import held
 from proxy_anchor.utils import selecting_recall, write_json
 from train import cross_validate, train
 
@@ -135,8 +137,10 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
 
 
 def main(cfg: DictConfig) -> None:
-    """Search in Hydra's run folder."""
-    tune(cfg, entry.output_folder())
+    """Search in Hydra's run folder, which the command holds for its workers."""
+    folder = entry.output_folder()
+    with nullcontext() if WORKER in os.environ else held(folder):
+        tune(cfg, folder)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,9 @@ TRAIN = {
     "deterministic=true speed=fast trainer.benchmark=true": "is not reproducible. Add trainer.benchmark=false",
     "optimizer.warmup_epochs=1": "the backbone would never move",
     "run=../outside": "expected a name for the run folder",
+    "data.decode=card": "data.crop_on=card is not known",
+    "+callbacks.mine._target_=pytorch_lightning.callbacks.ModelCheckpoint +callbacks.mine.dirpath=runs/x "
+    "+callbacks.mine.filename=best": "would write over best.ckpt",
     "recall_k=[1,9999]": "K=9999 is larger than the gallery",
 }
 if not torch.cuda.is_available():

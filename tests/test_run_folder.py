@@ -55,12 +55,13 @@ def test_commands_of_one_moment_have_a_folder_each(glyphs, tmp_path):
 def test_a_second_command_is_refused_in_one_line_and_changes_nothing(glyphs, tmp_path):
     folder = tmp_path / "runs/x"
     with other_process(folder) as first:
-        for arguments in ([*RUN, "seed=7"], RUN):
-            assert refused("train.py", *arguments, glyphs, cwd=tmp_path) == (
+        tune = ("tune.py", *RUN, "search={loss.alpha:[16]}")
+        for command in (("train.py", *RUN, "seed=7"), ("train.py", *RUN, "-m"), ("compare.py", *RUN), tune):
+            assert refused(*command, glyphs, cwd=tmp_path) == (
                 f"error: {folder} is in use by process {first} on {socket.gethostname()}: "
                 "wait until that has ended, or choose another run=NAME."
             )
-    assert not folder.exists()
+    assert {each.name for each in folder.iterdir()} <= {"multirun.yaml"}  # Hydra's, of the sweep
 
 
 @pytest.mark.slow

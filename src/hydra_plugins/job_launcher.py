@@ -28,18 +28,21 @@ class JobLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs, print a table, and return their outcomes in order."""
+        from proxy_anchor.training.run_lock import held  # here: Hydra imports this module for every program
+
         setup_globals()
         jobs = [self._compose(each, initial_job_idx + number) for number, each in enumerate(job_overrides)]
         ended: dict[int, JobReturn] = {}
-        try:
-            if jobs[0].launcher.name == "basic":
-                for number, each in enumerate(jobs):
-                    folder = ("hydra.sweep.dir", "hydra.sweep.subdir")
-                    ended[number] = run_job(self.task_function, each, *folder, hydra_context=self.hydra_context)
-            else:
-                self._launch_commands(jobs, job_overrides, ended)
-        finally:
-            _print_table(jobs, ended)
+        with held(Path(jobs[0].hydra.sweep.dir)):
+            try:
+                if jobs[0].launcher.name == "basic":
+                    for number, each in enumerate(jobs):
+                        folder = ("hydra.sweep.dir", "hydra.sweep.subdir")
+                        ended[number] = run_job(self.task_function, each, *folder, hydra_context=self.hydra_context)
+                else:
+                    self._launch_commands(jobs, job_overrides, ended)
+            finally:
+                _print_table(jobs, ended)
         return [ended[number] for number in range(len(jobs))]
 
     def _compose(self, overrides: Sequence[str], number: int) -> DictConfig:
@@ -54,7 +57,6 @@ class JobLauncher(Launcher):
     def _launch_commands(
         self, configs: Sequence[DictConfig], job_overrides: Sequence[Sequence[str]], ended: dict[int, JobReturn]
     ) -> None:
-        # Here: Hydra imports this module for every program of this environment.
         from proxy_anchor.sweeps import launcher
 
         cfg, trainer = configs[0].launcher, configs[0].trainer

@@ -403,6 +403,12 @@ def of_two_processes(x: Tensor, labels: Tensor) -> dict[str, object]:
     found["shares"] = metric.compute()
     found["gathered"] = len(metric.gathered_embeddings()[0])
     assert sum(map(len, metric.embeddings)) == 17  # each process has its own rows again
+    for of_all in (0, 1):
+        metric.reset()
+        if rank == of_all:
+            metric.update(x, labels, torch.arange(33))
+        assert metric.compute() == found["shares"]
+        assert sum(map(len, metric.embeddings)) == 33 * (rank == of_all)
     with pytest.raises(UsageError, match="no embeddings were added"):
         RecallAtK().compute()
     with pytest.raises(UsageError, match="dataset indices"):

@@ -192,6 +192,27 @@ def with_gradient(change: Callable[[torch.Tensor], torch.Tensor], name: str) -> 
     return make
 
 
+def detached(net: EmbeddingNet) -> Callable:
+    """No gradient reaches the backbone."""
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        with net.backbone.register_forward_hook(lambda *given: given[-1].detach()):
+            return net(images)
+
+    return forward
+
+
+def in_other_mode(net: EmbeddingNet) -> Callable:
+    """Batch norm evaluates where it should train."""
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        found = net.backbone.eval()(images.float().sub(127.5).div(127.5))
+        net.backbone.train()
+        return torch.nn.functional.normalize(net.head(net.pool(found)))
+
+    return forward
+
+
 FAULTS = {
     "a block's gradient is zero": with_gradient(torch.zeros_like, "backbone.layer2.0"),
     "a convolution's gradient is zero": with_gradient(torch.zeros_like, "backbone.conv1.0"),
@@ -200,6 +221,8 @@ FAULTS = {
     "a sign": with_gradient(torch.neg, "backbone.layer2.0"),
     "three times too long": with_gradient(lambda g: 3 * g, "backbone.layer2.0"),
     "no gradient": lambda net: lambda images: net(images).detach() + 0 * net.head.bias,
+    "detached backbone": detached,
+    "mode of batch norm": in_other_mode,
     "embeddings": lambda net: lambda images: net(images) + 0.3,
     "statistics of batch norm": lambda net: lambda images: (net(images), net(images))[0],
 }

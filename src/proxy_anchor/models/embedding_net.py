@@ -145,8 +145,7 @@ class EmbeddingNet(SharedNet):
         Raises UsageError for float images that are scaled to [0, 1] or normalised. This check waits for the GPU; uint8
         images are not checked.
         """
-        if images.is_floating_point():
-            _check_range(images)
+        check_range(images)
         pixels = (images.to(self.mean.dtype) - self.mean) / self.std  # type: ignore[operator,arg-type]
         features = self.pool(self.backbone(pixels))  # (B, F)
         # The head and the norm are cheap and determine the ranking, so they always run in full precision.
@@ -155,10 +154,11 @@ class EmbeddingNet(SharedNet):
         return (embeddings, features) if with_features else embeddings
 
 
-def _check_range(images: Tensor) -> None:
+def check_range(images: Tensor) -> None:
     """Raise UsageError for float images outside 0-255; no-op in compile and export."""
     captured = images.is_cuda and torch.cuda.is_current_stream_capturing()
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or images.is_meta or captured or not images.numel():
+    unseen = torch.compiler.is_compiling() or torch.jit.is_tracing() or images.is_meta or captured
+    if unseen or not images.is_floating_point() or not images.numel():
         return
     low, high = torch.stack(images.detach().aminmax()).tolist()
     if low < 0 or high <= 1:

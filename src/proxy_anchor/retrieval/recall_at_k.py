@@ -27,7 +27,7 @@ class RecallAtK(Metric):
 
     `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank, and "recall_at_1_dim64" for 64 in
     `dims`. `forward` adds a batch as `update` does and returns nothing: the Recall of a batch says little, and K may be
-    larger than it. Every rank needs at least one row.
+    larger than it. A rank may have no rows.
 
     exclude_self: gallery rows of a query's dataset index are that query's own, and never its neighbours; every query
     needs one. Among equal similarities the queries' own rows come before the other gallery rows.
@@ -103,6 +103,18 @@ class RecallAtK(Metric):
         except UsageError as error:
             raise AgreedError(str(error)) from error
         return {key: torch.tensor(value, dtype=torch.float64, device=self.device) for key, value in recall.items()}
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """As in the base class, which needs tensors of one kind on every rank, also where this one has no rows."""
+        if self.distributed_available_fn() and (ranks := torch.distributed.get_world_size(self.process_group)) > 1:
+            widths: list[int] = [0] * ranks
+            own = self.embeddings[0].shape[1] if self.embeddings else 0
+            torch.distributed.all_gather_object(widths, own, self.process_group)
+            if own == 0 and (width := max(widths)):
+                self.embeddings.append(torch.zeros(0, width, device=self.device))
+                for name, dtype in {"labels": torch.int64, "indices": torch.int64, "in_gallery": torch.bool}.items():
+                    getattr(self, name).append(torch.zeros(0, dtype=dtype, device=self.device))
+        super().sync(*args, **kwargs)
 
     def gathered_embeddings(self) -> list[Tensor]:
         """Embeddings of all ranks on the CPU, each image once, in dataset order.

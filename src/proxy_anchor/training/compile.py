@@ -241,9 +241,12 @@ def find_faults(reference: _Pass, plain: _Pass, compiled: _Pass) -> dict[str, st
         # How much of the reference's gradient is found; noise has no direction and adds little to it.
         usual_share, share = (torch.dot(each, want) / size.square().clamp_min(1e-30) for each in (usual, found))
         missing = (share < 0.2 * usual_share.clamp(max=1)) | (share > 2.5 * usual_share.clamp(min=1))
+        turned = (usual_share > 0.2) & (share < -usual_share / 2)
         is_zero = found.norm() < 0.05 * usual.norm()
         is_noise = noise > 2 * size  # a gradient of zero by construction: nothing to compare
-        is_wrong = ~is_noise & ((distance > 3 * noise + 0.5 * size) | is_zero | ((usual_share > 0.4) & missing))
+        is_wrong = ~is_noise & (
+            (distance > 3 * noise + 0.5 * size) | is_zero | turned | ((usual_share > 0.4) & missing)
+        )
         if bool(is_wrong | ~torch.isfinite(distance)):
             wrong[module] = f"gradient of {module or 'net'} is wrong: {_distances(want, usual, found)}"
     return wrong

@@ -212,7 +212,9 @@ class MetricLearner(pl.LightningModule):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
         clip = clip_grad_value_ if gradient_clip_algorithm == "value" else clip_grad_norm_
-        clip([parameter for group in optimizer.param_groups for parameter in group["params"]], gradient_clip_val)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(parameter.grad is not None for parameter in parameters):  # torch fails without any
+            clip(parameters, gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         """Add what rebuilds the network, as plain types: torch.load(weights_only=True) reads the file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,18 @@ from proxy_anchor.errors import UsageError
 LAST = "last.ckpt"
 
 
-def run_checkpoints(folder: Path, monitor: str | None, every_n_epochs: int = 1) -> list[ModelCheckpoint]:
+def run_checkpoints(
+    folder: Path, monitor: str | None, every_n_epochs: int = 1, further: Sequence[Any] = ()
+) -> list[ModelCheckpoint]:
     """`best.ckpt` by the highest value of `monitor` (none without) and `last.ckpt`, after every evaluated epoch.
 
-    Not right after the evaluation: a run resumes at the start of an epoch.
+    Not right after the evaluation: a run resumes at the start of an epoch. Raises UsageError where one of the `further`
+    callbacks would write these files.
     """
+    for each in further:
+        ours = isinstance(each, ModelCheckpoint) and each.dirpath == str(folder.resolve())
+        if ours and (each.save_last or each.filename in ("best", "last")):
+            raise UsageError("a ModelCheckpoint of the callbacks would write over best.ckpt or last.ckpt: rename it.")
     when: dict[str, Any] = {"every_n_epochs": every_n_epochs, "save_on_train_epoch_end": True}
     best = ModelCheckpoint(folder, "best", monitor=monitor, mode="max", enable_version_counter=False, **when)
     last = ModelCheckpoint(folder, "last", enable_version_counter=False, **when)

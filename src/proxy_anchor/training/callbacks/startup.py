@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from proxy_anchor.errors import AgreedError, UsageError
+from proxy_anchor.models.embedding_net import check_range
 from proxy_anchor.training.compile import check_file, check_gradients, recall_check, remember_check, run_once
 from proxy_anchor.training.distributed import gather_batch, gather_objects
 from proxy_anchor.training.module import MetricLearner
@@ -49,6 +50,7 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
     with torch.random.fork_rng([learner.device] if learner.device.type == "cuda" else []):  # a DataLoader draws a seed
         images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
     images, labels = images.to(learner.device), labels.to(learner.device)
+    check_range(images)  # a compiled network does not
     precision = trainer.precision_plugin.train_step_context
     file = check_file(learner.net, images.shape, str(trainer.precision), learner.device)
     check = recall_check(file)
