@@ -103,10 +103,7 @@ BETTER = {
     "cars_half": [*SMALL_BORDER, "embedding_dim=1024"],
     "cub_half": [*SMALL_BORDER, "backbone=tf_efficientnet_lite2"],
 }
-LONG = {
-    "cars_half": [*BETTER["cars_half"], *COSINE, "backbone.drop_path=0.3"],
-    "cub_half": [*BETTER["cub_half"], *COSINE],
-}
+LONG = [*BETTER["cub_half"], *COSINE]
 CHANGES = {
     "start": [],
     "seed2": ["seed=2"],
@@ -126,17 +123,15 @@ CHANGES = {
     "gem": ["backbone.pooling=gem"],
     "lr2e-4": ["optimizer.lr=2e-4"],
 }
-# Which changes were tried of each start; several together are joined by "+".
+FIRST = "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix"
+# Which changes were tried of the start, of BETTER and of LONG; several together are joined by "+".
 TRIED = {
-    "cars_half": {
-        "": "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix",
-        "better_": "start seed2 metrix drop_path0.3 cosine80 cosine80+drop_path0.3",
-        "long_": "",
-    },
+    "cars_half": {"": FIRST, "better_": "start seed2 metrix drop_path0.3 cosine80 cosine80+drop_path0.3"},
     "cub_half": {
-        "": "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix",
+        "": FIRST,
         "better_": "start resize304 drop_path0.6 cosine80",
-        "long_": "crop288 dim1024 layer_decay0.8 drop_path0.6 colors gem metrix lr2e-4",
+        "long_": "crop288 dim1024 layer_decay0.8 drop_path0.6 colors gem metrix lr2e-4 metrix+dim1024 "
+        "metrix+dim1024+drop_path0.6",
     },
 }
 CUB_BEST = ["experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]]  # its own network
@@ -267,16 +262,16 @@ def label_noise() -> Runs:
 def recipe_search(images: str) -> Runs:
     """Changes of a recipe, trained on half of the training classes and searched in the other half."""
     held_out = ["validation=folds", "validation.num_folds=2", "validation.fold=0", "trainer.check_val_every_n_epoch=10"]
-    starts = {"": [], "better_": BETTER[images], "long_": LONG[images]}
+    starts = {"": [], "better_": BETTER[images], "long_": LONG}
     return {
         f"{prefix}{name}": [
             *STARTS[images],
             *held_out,
-            *start,
+            *starts[prefix],
             *(own for each in name.split("+") for own in CHANGES[each]),
         ]
-        for prefix, start in starts.items()
-        for name in TRIED[images][prefix].split()
+        for prefix, names in TRIED[images].items()
+        for name in names.split()
     }
 
 

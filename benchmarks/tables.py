@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import complexity
@@ -30,6 +30,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = REPOSITORY / "docs" / "results", REPOSITORY / "benchmarks" / "results"
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SETS = {"Cars-196": "cars_half", "CUB-200-2011": "cub_half"}
+NAMES = {"losses": "loss", "methods": "method"}
 Rows = list[dict[str, Any]]
 
 
@@ -148,7 +149,8 @@ def float32_precision() -> Rows:
 def settings(run: dict[str, Any]) -> str:
     """What the search of a loss or method chose, of the run's command."""
     keys = ("optimizer.", "loss.", "regulariser.")
-    return ", ".join(each.removeprefix("optimizer.") for each in run["command"].split() if each.startswith(keys))
+    chosen = [each for each in run["command"].split() if each.startswith(keys)]
+    return ", ".join(re.sub(r"^(optimizer|regulariser\.\w+)\.", "", each) for each in chosen)
 
 
 def searched(kind: str) -> Rows:
@@ -160,7 +162,7 @@ def searched(kind: str) -> Rows:
             ended = [run for run in runs[name] if "diverged" not in run]
             values = [100 * run["selected"]["validation"]["1"] for run in ended]
             best = ended[values.index(max(values))]
-            row = {"half of": images, "loss": name, "settings": len(runs[name])}
+            row = {"half of": images, NAMES[kind]: name, "settings": len(runs[name])}
             row |= {"lowest": min(values), "highest": max(values)}
             rows.append(row | {"chosen": settings(best), "its epoch": best["selected"]["epoch"]})
     return rows
@@ -175,22 +177,53 @@ def by_name(study: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def evaluated_every_fifth(run: dict[str, Any], search: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run as if evaluated every fifth epoch, and its epoch that was best on the held-out classes of a search."""
+    rows = [row for row in run["history"] if row["epoch"] and row["epoch"] % 5 == 0]
+    chosen = max(search, key=lambda each: each["selected"]["validation"]["1"])["selected"]["epoch"]
+    [selected] = [row for row in rows if row["epoch"] == chosen]
+    return run | {"best": max(rows, key=lambda row: row["recall"]["1"]), "selected": selected}
+
+
 def at_their_best(kind: str) -> Rows:
     """Every loss or method with the settings of its search, against Proxy-Anchor (its paper's settings for methods)."""
     rows = []
     for images, folder in SETS.items():
-        runs = by_name(f"{folder}_{kind}")
-        reference = runs["proxy_anchor"] if kind == "losses" else read(*seeds("fast_", 1, 2, 3, 4, 5), folder=folder)
+        runs, epochs = by_name(f"{folder}_{kind}"), ["best", "last"]
+        if kind == "methods":
+            searches = by_name(f"{folder}_methods_search") | {
+                "proxy_anchor": read("proxy_anchor_3", folder=f"{folder}_losses_search")
+            }
+            runs["proxy_anchor"] = read(*seeds("fast_", 1, 2, 3, 4, 5), folder=folder)
+            runs = {name: [evaluated_every_fifth(run, searches[name]) for run in own] for name, own in runs.items()}
+            epochs.insert(1, "selected")
+        reference = runs["proxy_anchor"]
         runs = dict(sorted(runs.items(), key=lambda each: -mean(run["best"]["recall"]["1"] for run in each[1])))
         for name, own in runs.items():
-            row = {"half of": images, "loss": name, "n": len(own)}
-            for epoch in ("best", "last"):
+            row = {"half of": images, NAMES[kind]: name, "n": len(own)}
+            for epoch in epochs:
                 row |= {
                     epoch: recall(own, epoch),
                     f"{epoch}, against `proxy_anchor`": paired_difference(own, reference, epoch),
                 }
             rows.append(row | {"best epoch": str(Spread.of(run["best"]["epoch"] for run in own))})
     return rows
+
+
+def methods_seconds() -> Rows:
+    """Training seconds of an epoch and peak memory of every method, one run at a time."""
+    runs = {name: own[0] for name, own in by_name("cars_half_methods_seconds").items()}
+    runs = {"proxy_anchor": runs.pop("proxy_anchor")} | runs
+    seconds = {
+        name: median(row["train_seconds"] for row in run["history"] if row["epoch"] > 1) for name, run in runs.items()
+    }
+    first = runs["proxy_anchor"]
+    return [
+        {"method": name, "s / epoch": f"{seconds[name]:.2f}", "ratio": f"{seconds[name] / seconds['proxy_anchor']:.2f}"}
+        | {"memory, GiB": f"{run['peak_memory_training_gib']:.2f}"}
+        | {"more, MiB": f"{1024 * (run['peak_memory_training_gib'] - first['peak_memory_training_gib']):.0f}"}
+        for name, run in runs.items()
+    ]
 
 
 def losses_seconds() -> Rows:
@@ -312,13 +345,14 @@ def best_recipes() -> Rows:
     rows = []
     for (images, folder), experiment in zip(SETS.items(), ("cars_best", "cub_best"), strict=True):
         runs = [run for each in by_name(f"{folder}_best").values() for run in each]
+        alone = [run for run in runs if run["parallel_jobs"] == 1]
         seconds = Spread.of(
             training_seconds(run["history"])[-1] + sum(each["eval_seconds"] for each in run["history"][1:])
-            for run in runs
+            for run in alone
         )
         row = {"half of": images, "recipe": f"`experiment={experiment}`", "n": len(runs)}
         row |= {f"{epoch} Recall@1": recall(runs, epoch) for epoch in ("untrained", "best", "last")}
-        starts = Spread.of(run["startup_seconds"]["total"] for run in runs)
+        starts = Spread.of(run["startup_seconds"]["total"] for run in alone)
         rows.append(row | {"training and evaluation, s": str(seconds), "start, s": str(starts)})
     return rows
 
@@ -517,6 +551,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
             dimensions,
             batch_sizes,
             image_sizes,
+            methods_seconds,
             best_recipes,
             throughput,
             devices,
@@ -528,8 +563,8 @@ TABLES: dict[str, Callable[[], Rows]] = {
         *(search, reranking, embedding_folders, gallery_sizes, loss_complexity),
     )
 }
-TABLES["losses_search"] = partial(searched, "losses")
-TABLES["losses"] = partial(at_their_best, "losses")
+TABLES |= {f"{kind}_search": partial(searched, kind) for kind in NAMES}
+TABLES |= {kind: partial(at_their_best, kind) for kind in NAMES}
 TABLES |= {f"{each}_recipe_search": partial(recipe_search, f"{each}_recipe_search") for each in SETS.values()}
 COMPUTED = {
     "scale_training": partial(scale.table, scale.TRAINING),
