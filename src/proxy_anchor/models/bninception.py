@@ -166,17 +166,14 @@ def checkpoint_filter_fn(state: dict[str, Tensor], model: nn.Module) -> dict[str
     return {name: torch.tensor(0) for name in counts} | state
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        "bninception.caffe_in1k": {
-            "url": "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
-            "mean": (128 / 255, 117 / 255, 104 / 255),
-            "std": (1 / 255, 1 / 255, 1 / 255),
-            "classifier": "last_linear",
-            "license": "bsd-3-clause",
-        }
-    }
-)
+_PUBLISHED = {
+    "url": "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
+    "mean": (128 / 255, 117 / 255, 104 / 255),
+    "std": (1 / 255, 1 / 255, 1 / 255),
+    "classifier": "last_linear",
+    "license": "bsd-3-clause",
+}
+default_cfgs = generate_default_cfgs({"bninception.caffe_in1k": _PUBLISHED})
 
 
 @register_model

@@ -53,17 +53,14 @@ def checkpoint_filter_fn(state: dict[str, Tensor], model: nn.Module) -> dict[str
     return {name: value for name, value in state.items() if not name.startswith(("aux1.", "aux2."))}
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        "googlenet.tv_in1k": {
-            "url": "https://download.pytorch.org/models/googlenet-1378be20.pth",
-            "mean": (0.5, 0.5, 0.5),
-            "std": (0.5, 0.5, 0.5),
-            "classifier": "fc",
-            "license": "bsd-3-clause",
-        }
-    }
-)
+_PUBLISHED = {
+    "url": "https://download.pytorch.org/models/googlenet-1378be20.pth",
+    "mean": (0.5, 0.5, 0.5),
+    "std": (0.5, 0.5, 0.5),
+    "classifier": "fc",
+    "license": "bsd-3-clause",
+}
+default_cfgs = generate_default_cfgs({"googlenet.tv_in1k": _PUBLISHED})
 
 
 @register_model
