@@ -55,8 +55,10 @@ def check_choice(name: str, value: object, choices: Collection[object]) -> None:
         raise UsageError(f"{name}={value} is not known; choose one of: {', '.join(map(str, choices))}.")
 
 
-def check_int(name: str, value: object, minimum: int) -> None:
-    """Raise UsageError unless `value` is an int of at least `minimum`."""
+def check_int(name: str, value: object, minimum: int, *, optional: bool = False) -> None:
+    """Raise UsageError unless `value` is an int of at least `minimum`, or None where it is optional."""
+    if value is None and optional:
+        return
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise UsageError(f"{name}={value!r}: expected a whole number of at least {minimum}.")
 

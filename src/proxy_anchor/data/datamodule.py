@@ -86,12 +86,9 @@ class ImageDataModule(pl.LightningDataModule):
         on_bad_image: str = "raise",
     ) -> None:
         super().__init__()
-        if num_workers is not None:
-            check_int("data.num_workers", num_workers, 0)
-        if eval_batch_size is not None:
-            check_int("data.eval_batch_size", eval_batch_size, 1)
-        if eval_crop is not None:
-            check_int("dataset.images.eval_crop", eval_crop, 1)
+        check_int("data.num_workers", num_workers, 0, optional=True)
+        check_int("data.eval_batch_size", eval_batch_size, 1, optional=True)
+        check_int("dataset.images.eval_crop", eval_crop, 1, optional=True)
         check_choice("data.crop_on", crop_on, ("auto", "cpu", "gpu"))
         check_choice("data.cache", cache, ("auto", "gpu", "ram", "disk", "none"))
         if crop_on == "cpu" and cache == "gpu":
@@ -232,11 +229,8 @@ class ImageDataModule(pl.LightningDataModule):
         return kept_sizes(self.splits.train, self._form, self.num_workers)
 
     def _on_gpu(self, table: ImageTable, form: Form) -> DecodedImages:
-        trainer: Any = self.trainer
         sizes = self._train_sizes if form is self._form else kept_sizes(table, form, self.num_workers)
-        return decode_to_device(
-            table, form, sizes, self._device, self.num_workers, trainer.global_rank, trainer.world_size
-        )
+        return decode_to_device(table, form, sizes, self._device, self.num_workers, *self._place)
 
     def train_dataloader(self) -> Any:
         """Full batches, shuffled or P x K."""

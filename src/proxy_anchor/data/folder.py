@@ -102,8 +102,7 @@ def _class_folders(root: Path) -> list[Path]:
 def _rows_of_classes(root: Path, left_out: Counter[str]) -> list[Row]:
     """(path, class) of every image in the class folders of `root`, sub-folders included; counts other files."""
     rows: list[Row] = []
-    folders = _class_folders(root)
-    if not folders:
+    if not (folders := _class_folders(root)):
         suffixes = " ".join(sorted(image_suffixes()))
         raise UsageError(f"{root} has no class folders: put each class's images ({suffixes}) in its own sub-folder.")
     for folder in folders:

@@ -175,10 +175,9 @@ def _draw_missing(files: dict[Path, tuple[str, int]], *, seed: int, image_size: 
     Each file is written under a temporary name and renamed. An interrupted run is continued, and two processes that
     draw at once write the same bytes.
     """
+    bar = tqdm(files.items(), desc="drawing glyphs", unit=" images", leave=False, disable=None)
     try:
-        for path, (character, index) in tqdm(
-            files.items(), desc="drawing glyphs", unit=" images", leave=False, disable=None
-        ):
+        for path, (character, index) in bar:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
             image = draw_glyph(character, index, seed=seed, image_size=image_size)

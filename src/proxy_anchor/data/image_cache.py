@@ -43,8 +43,7 @@ class Shrunk:
     side: int | None = None
 
     def __post_init__(self) -> None:
-        if self.side is not None:
-            check_int("data.cache_side", self.side, 1)
+        check_int("data.cache_side", self.side, 1, optional=True)
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width after shrinking."""
@@ -146,8 +145,7 @@ def decode_to_file(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f"{name}-{paths}.lock"):  # the OS releases it if this process dies
-            decoded = _open(target, len(table))
-            if decoded is None:
+            if (decoded := _open(target, len(table))) is None:
                 for stale in folder.glob(f"{name}-{paths}-*"):
                     stale.unlink()
                 decoded = _build(target, table, form, num_workers)

@@ -141,11 +141,9 @@ def _unpack(archive: Path, folder: Path) -> None:
             shutil.copyfile(archive, folder / archive.name)
         else:
             raise UsageError(f"{archive} is not a tar, tgz or zip archive (perhaps a web page): fetch it in a browser.")
-    except UsageError:
-        raise
     except Exception as error:  # damaged bytes raise many types: zlib.error, RuntimeError, EOFError, ...
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # from the disk; those of gzip and bz2 have no number
+        if isinstance(error, UsageError) or (isinstance(error, OSError) and error.errno is not None):
+            raise  # the one above, or from the disk: errors of gzip and bz2 have no number
         raise UsageError(
             f"{archive} is damaged, cut off or encrypted ({reason_of(error)}): fetch it again, or unpack it with "
             "another program."

@@ -128,12 +128,8 @@ class PKBatches(ShuffledBatches):
         """Random groups of K images of a class; the last is filled up."""
         k, count = self.images_per_class, len(images)
         shuffled = images[torch.randperm(count, generator=generator)]
-        groups = list(shuffled.split(k))
-        short = len(groups[-1])
-        if short < k:
-            # Continue at the start of the order. Only in a small class the last group holds those images itself.
-            positions = torch.arange(count - short, count - short + k) % count
-            groups[-1] = shuffled[positions]
+        # The last continues at the start of the order. Only in a small class it holds those images itself.
+        groups = shuffled[torch.arange(-(-count // k) * k) % count].split(k)
         # `pop` takes the last group, which would otherwise always be the one that was filled up.
         return [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
 

@@ -186,8 +186,7 @@ def shorten(items: Sequence[str] | Mapping[Path, str]) -> str:
 
 def require_files(paths: Sequence[Path], what: str) -> None:
     """Raise UsageError that names the files that are missing or empty."""
-    bad = missing_or_empty(paths)
-    if bad:
+    if bad := missing_or_empty(paths):
         raise UsageError(
             f"{len(bad)} of {len(paths)} {what} images cannot be used: {shorten(bad)}. Restore or remove them "
             "(`python src/check.py` lists all); data.on_bad_image=skip trains without those that are trained on."

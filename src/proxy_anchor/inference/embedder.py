@@ -99,8 +99,7 @@ class Embedder:
         check_int("batch_size", batch_size, 1)
         check_int("dim", self.embedding_dim, 1)
         check_number("dim", self.embedding_dim, 1, maximum=net.config["embedding_dim"])
-        if num_workers is not None:
-            check_int("num_workers", num_workers, 0)
+        check_int("num_workers", num_workers, 0, optional=True)
         check_choice("precision", precision, ["32", "bf16"])
         self.device = choose_device(device)
         self.batch_size, self.num_workers, self.precision = batch_size, num_workers, precision

@@ -189,8 +189,7 @@ def make_slots(devices: int | None, at_once: int | None) -> list[dict[str, str]]
     """
     import torch
 
-    if at_once is not None:
-        check_int("launcher.jobs_at_once", at_once, 1)
+    check_int("launcher.jobs_at_once", at_once, 1, optional=True)
     count = torch.cuda.device_count() if devices else 0
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = [str(each) for each in range(count)] if named is None else named.replace(" ", "").split(",")[:count]

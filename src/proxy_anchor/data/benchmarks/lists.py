@@ -30,8 +30,7 @@ def find_below(root: Path, *names: str) -> Path | None:
 
 def require_below(root: Path, benchmark: str, *names: str) -> Path:
     """Like `find_below`, but raise UsageError if nothing is found."""
-    found = find_below(root, *names)
-    if found is None:
+    if (found := find_below(root, *names)) is None:
         raise UsageError(
             f"dataset.root={root} does not hold {benchmark}: {' or '.join(names)} was not found there; "
             "pass the folder that holds it."
