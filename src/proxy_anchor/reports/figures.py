@@ -73,8 +73,7 @@ def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
     rows = [(identity(run, key, *following), _name(run), settings(run.config).get(key), run.recall(k)) for run in runs]
     lines = DataFrame(rows, columns=["alike", "name", "value", "recall"]).groupby(["alike", "name"], sort=False)
     spreads = [(name, line.groupby("value")["recall"].agg(["mean", "std", "count"])) for (_, name), line in lines]
-    drawn = [(name, spread) for name, spread in spreads if len(spread) > 1]
-    if not drawn:
+    if not (drawn := [(name, spread) for name, spread in spreads if len(spread) > 1]):
         raise UsageError(f"no two of these runs differ in {key} alone: there is nothing to draw.")
     made, axes = _line_figure(label, f"Recall@{k} (%)", 6.4, 4.2)
     for (name, spread), colour, marker in zip(drawn, cycle(COLOURS), cycle(_MARKERS), strict=False):

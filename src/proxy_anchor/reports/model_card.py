@@ -55,7 +55,6 @@ def _weights_terms(backbone: Mapping[str, Any]) -> str:
         return f"the file {Path(backbone['weights']).name}, under its own terms"
     if not backbone["pretrained"]:
         return "none, trained from scratch"
-    known = timm.models.get_pretrained_cfg(backbone["name"])
-    licence = getattr(known, "license", None)
+    licence = getattr(timm.models.get_pretrained_cfg(backbone["name"]), "license", None)
     terms = f"licence {licence or 'not stated by timm'}; ImageNet images are for research"
     return f"published weights of {backbone['name']}, {terms}"

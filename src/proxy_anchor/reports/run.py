@@ -93,8 +93,7 @@ def make_result(
         UsageError: when training ended before its first evaluation.
     """
     history = recall.history
-    trained = [each for each in history if each.epoch > 0]
-    if not trained:
+    if not (trained := [each for each in history if each.epoch > 0]):
         raise UsageError("training ended before its first evaluation: there is nothing to report. Train a whole epoch.")
     device = trainer.strategy.root_device
     num_batches = trainer.fit_loop.batch_idx + 1  # of the last epoch, which max_steps or max_time may end early
@@ -137,13 +136,10 @@ def make_result(
 
 def summary(result: dict[str, Any], folder: Path) -> str:
     """The lines that a run prints at its end."""
-    names = ["untrained", "best", "last"]
-    if result["selected"]["validation"] is not None:
-        names.insert(1, "selected")
+    held_out = result["selected"]["validation"] is not None
     lines = ["summary"]
-    for name in names:
-        row = result[name]
-        if row is not None:
+    for name in ("untrained", *(["selected"] if held_out else []), "best", "last"):
+        if (row := result[name]) is not None:
             recall = format_recall({int(k): value for k, value in row["recall"].items()})
             at = f"epoch {row['epoch']}" if row["epoch"] else "start"
             lines.append(f"  {name:<9}  {recall}  ({at})")

@@ -97,8 +97,7 @@ class Spread:
     def of(cls, values: Iterable[float | None]) -> Spread | None:
         """Over all values but None; None when there is no other."""
         everything = list(values)
-        known = [value for value in everything if value is not None]
-        if not known:
+        if not (known := [value for value in everything if value is not None]):
             return None
         return cls(mean(known), stdev(known) if len(known) > 1 else None, len(known), len(everything))
 

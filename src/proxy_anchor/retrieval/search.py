@@ -201,10 +201,9 @@ def _search_faiss_cpu(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor,
     import faiss
 
     # knn works on blocks of 4096 x 1024 similarities and needs no index, hence no copy of the gallery.
-    similarities, indices = faiss.knn(
-        queries.cpu().numpy(), gallery.cpu().numpy(), k, metric=faiss.METRIC_INNER_PRODUCT
-    )
-    return torch.from_numpy(similarities).to(queries.device), torch.from_numpy(indices).to(queries.device)
+    found = faiss.knn(queries.cpu().numpy(), gallery.cpu().numpy(), k, metric=faiss.METRIC_INNER_PRODUCT)
+    similarities, indices = (torch.from_numpy(each).to(queries.device) for each in found)
+    return similarities, indices
 
 
 def _search_faiss_gpu(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
