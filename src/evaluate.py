@@ -69,8 +69,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         enable_model_summary=False,
     )
     print(data.describe(), flush=True)
-    seen = set(saved.metadata["classes"]) & set(splits.query.classes)
-    if seen:
+    if seen := set(saved.metadata["classes"]) & set(splits.query.classes):
         print(f"note: {len(seen)} of {splits.query.num_classes} searched classes have the name of a training class.")
     with naming_bad_images(splits):
         compilation = config.compilation(trained, data.num_eval_images)  # as in training, for equal numbers

@@ -275,7 +275,6 @@ def run_metadata(cfg: DictConfig, splits: Splits, before: Checkpoint | None) -> 
     from proxy_anchor.data.table import data_fingerprint, require_same_data
 
     data = data_fingerprint(splits)
-    if before is not None:
-        require_same_data(before.metadata.get("data"), data)
+    require_same_data(before.metadata.get("data") if before else None, data)
     config = OmegaConf.to_container(cfg, resolve=True)
     return {"config": config, "classes": list(splits.train.classes), "data": data}

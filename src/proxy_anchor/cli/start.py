@@ -143,8 +143,7 @@ def checkpoint_to_continue(cfg: DictConfig, folder: Path) -> Checkpoint | None:
         require_new(folder)
         return None
     _require_same_begun(cfg, folder)
-    checkpoint = newest_checkpoint(folder)
-    if checkpoint is None:
+    if (checkpoint := newest_checkpoint(folder)) is None:
         if not clear_beginning(folder):
             require_new(folder)
         print("interrupted before its first checkpoint, and begun anew", flush=True)
@@ -176,8 +175,7 @@ def require_same(cfg: DictConfig, folder: Path, *, moved: bool = False) -> None:
             cfg.data.images_per_class = k
     wanted: Any = OmegaConf.to_container(cfg, resolve=True)
     one, other = (settings(each, (*NO_EFFECT, *(PLACES if moved else ()))) for each in (made, wanted))
-    different = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
-    if different:
+    if different := sorted(key for key in {*one, *other} if one.get(key) != other.get(key)):
         raise FolderTaken(
             f"{folder} holds a run with other settings ({', '.join(different)}): choose another run=NAME, or remove "
             "that folder."

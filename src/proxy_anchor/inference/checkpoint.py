@@ -35,8 +35,7 @@ def load_trained(path: str | Path) -> EmbeddingNet:
             "folder written by export.py format=safetensors, or a .ckpt file."
         )
     saved = load_checkpoint(path)
-    config = saved.metadata["config"]
-    dataset = config.get("dataset", {})
+    dataset = saved.metadata["config"].get("dataset", {})
     net = load_embedding_net(saved)
     try:
         images = dataset["images"]

@@ -40,10 +40,7 @@ class VectorIndex:
         self, dim: int, *, kind: str = "exact", engine: str = "auto", device: str | torch.device = "cpu"
     ) -> None:
         self.dim, self.kind, self.engine, self.device = dim, str(kind), engine, torch.device(device)
-        self.ids = np.empty(0, dtype=np.int64)
-        self.vectors = torch.empty(0, dim)
-        self._on_device: Tensor | None = None
-        self._faiss: Any = None
+        self._set(np.empty(0), torch.empty(0, dim))
         if self.kind != "exact":
             self._empty_faiss()  # refuses an unknown kind before an image is read
 
@@ -65,7 +62,8 @@ class VectorIndex:
 
     def _set(self, ids: np.ndarray, vectors: Tensor) -> None:
         self.ids, self.vectors = ids.astype(np.int64), vectors
-        self._on_device = self._faiss = None
+        self._on_device: Tensor | None = None
+        self._faiss: Any = None
 
     def get(self, ids: np.ndarray) -> Tensor:
         """(n, D) vectors of present ids."""

@@ -248,8 +248,7 @@ class Retriever:
         """
         ids, vectors = self.embeddings
         labels = [self.items[each].label for each in ids.tolist()]
-        known = [row for row, label in enumerate(labels) if label is not None]
-        if not known:
+        if not (known := [row for row, label in enumerate(labels) if label is not None]):
             raise UsageError("a threshold needs labelled images: put those of each class in a sub-folder of their own.")
         _, numbers = np.unique([str(labels[row]) for row in known], return_inverse=True)
         self.threshold = calibrate_threshold(vectors[known], numbers, false_accept_rate=false_accept_rate)

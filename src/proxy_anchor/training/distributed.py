@@ -176,13 +176,12 @@ class LeanDDP(DDPStrategy):
         learner: Any = self.lightning_module  # a MetricLearner, whose module imports this one
         # On CPUs each rank has statistics of its own (see `SyncBatchNorms`).
         same_statistics = self.root_device.type == "cuda" or learner.net.batch_norm != "train"
-        if same_statistics:
-            _sync_module_states(learner)  # statistics too, which the wrapper may not send
-        if learner.compiled is not None and same_statistics:
-            self._gradients = JoinedGradients(learner)
-            return
         self._gradients = None
         if same_statistics:
+            _sync_module_states(learner)  # statistics too, which the wrapper may not send
+            if learner.compiled is not None:
+                self._gradients = JoinedGradients(learner)
+                return
             self._ddp_kwargs.setdefault(_SENDS_STATISTICS, False)
         super().configure_ddp()
 
@@ -230,8 +229,7 @@ class JoinedGradients:
         """
         for (whole, places), parameters in self._pieces:
             pairs = zip(parameters, places, strict=True)
-            given = [(p, place, p.grad) for p, place in pairs if p.grad is not None]
-            if given:
+            if given := [(p, place, p.grad) for p, place in pairs if p.grad is not None]:
                 torch._foreach_copy_([place for _, place, _ in given], [gradient for *_, gradient in given])
             whole.div_(dist.get_world_size())  # before summing: half precision could overflow
             dist.all_reduce(whole)

@@ -197,8 +197,7 @@ class MetricLearner(pl.LightningModule):
         if not skips_itself or self.device.type == "cpu":
             self._guard.check()
         if self.current_epoch < self.warmup_epochs:
-            for parameter in self.net.backbone.parameters():
-                parameter.grad = None
+            self.net.backbone.zero_grad(set_to_none=True)
 
     def on_train_epoch_end(self) -> None:
         """Check the last step of the epoch."""

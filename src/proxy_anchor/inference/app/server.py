@@ -227,8 +227,9 @@ class _Page:
 
     def _image(self, model: int, id_: int, request: Request) -> dict[str, Any]:
         item = self.retrievers[model].items[id_]
-        path = item.name if _is_local(request) else None
-        ratio = pictures.ratio(item.name)
+        # uvicorn replaces the address of a proxy on this machine by its visitor's.
+        is_local = request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
+        path, ratio = item.name if is_local else None, pictures.ratio(item.name)
         return {"id": id_, "name": Path(item.name).name, "path": path, "label": item.label, "ratio": ratio}
 
     def _result(self, model: int, hits: Sequence[Hit], request: Request) -> dict[str, Any]:
@@ -252,11 +253,6 @@ def _listed(retriever: Retriever, order: str, text: str, seed: int) -> np.ndarra
     if order == "example":
         kept = sorted({labels[row]: row for row in kept}.values())
     return ids[kept]
-
-
-def _is_local(request: Request) -> bool:
-    # uvicorn replaces the address of a proxy on this machine by its visitor's.
-    return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
 
 
 def _whole(request: Request, name: str, default: int) -> int:

@@ -57,8 +57,7 @@ SELECTING = "selecting_recall"
 
 def format_recall(recall: dict[int, float], digits: int = 1) -> str:
     """'Recall@1 73.9  @2 82.0  ...' in percent."""
-    values = "  ".join(f"@{k} {100 * value:.{digits}f}" for k, value in recall.items())
-    return f"Recall{values}"
+    return "Recall" + "  ".join(f"@{k} {100 * value:.{digits}f}" for k, value in recall.items())
 
 
 class RecallCallback(pl.Callback):
