@@ -120,8 +120,7 @@ def test_losses_start_alike_and_see_the_same_images(glyphs, tmp_path, monkeypatc
     monkeypatch.setattr(MetricLearner, "training_step", record)
     for current in ("proxy_anchor", "margin"):
         cfg = compose_train(*TINY_GLYPHS, f"loss={current}", "data.images_per_class=2", glyphs)
-        result = train(cfg, tmp_path / current)
-        assert result["history"][1]["train_loss"] > 0
+        assert train(cfg, tmp_path / current)["history"][1]["train_loss"] > 0
     (first, *batches), (other, *others) = seen.values()
     assert all(torch.equal(first[name], other[name]) for name in first)
     assert len(batches) == len(others) == 4
@@ -140,8 +139,7 @@ def test_a_run_leaves_no_memory_to_the_next_and_says_its_label_noise(glyphs, tmp
 
     monkeypatch.setattr(ImageDataModule, "__init__", remember)
     noisy = ["dataset.label_noise=0.25", glyphs]
-    result = train(compose_train(*TINY_GLYPHS, *noisy), tmp_path / "run")
-    assert result["label_noise"] == 0.25
+    assert train(compose_train(*TINY_GLYPHS, *noisy), tmp_path / "run")["label_noise"] == 0.25
     assert "16 training labels are wrong on purpose (25.0 %)" in capsys.readouterr().out
     entry.forget_last_run()
     [data] = made

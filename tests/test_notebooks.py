@@ -23,8 +23,7 @@ def test_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_is_kept_executed_and_small(path):
     assert path.stat().st_size < 300_000
-    notebook = nbformat.read(path, as_version=4)
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert any({"image/png", "image/jpeg"} & set(output.get("data", {})) for output in outputs)

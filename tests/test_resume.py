@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import sys
 import time
@@ -15,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 from commands import TINY_GLYPHS, compose_train, refused, run_ok
 from hydra.core.hydra_config import HydraConfig
-from interruptions import RUN, StopBefore, assert_same_end, start, wait_for_line
+from interruptions import RUN, StopBefore, assert_same_end, start, truncate_last, wait_for_line
 
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli import start as starting
@@ -60,10 +59,7 @@ def test_killed_between_the_last_epoch_and_the_result(interrupted, straight, arg
 
 
 def test_a_truncated_checkpoint_is_said_and_the_one_before_is_used(interrupted, straight, arguments):
-    last = interrupted / "runs/x/last.ckpt"
-    if not last.with_name("last.ckpt.previous").exists():  # all epochs may fall between two writes
-        shutil.copy(last, last.with_name("last.ckpt.previous"))
-    os.truncate(last, last.stat().st_size // 2)
+    truncate_last(interrupted)
     output = run_ok("train.py", *arguments, cwd=interrupted)
     assert "is damaged or no checkpoint" in output
     assert "last.ckpt.previous of epoch" in output

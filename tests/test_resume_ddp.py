@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import refused, run_ok
-from interruptions import RUN, assert_same_end, start, wait_for_line
+from interruptions import RUN, assert_same_end, start, truncate_last, wait_for_line
 from omegaconf import OmegaConf
 from processes import await_end
 
@@ -51,10 +50,7 @@ def test_one_killed_process_ends_the_others_and_the_same_command_continues(strai
 
 
 def test_a_truncated_checkpoint_is_said_once_and_all_use_the_one_before(interrupted, straight, arguments):
-    last = interrupted / "runs/x/last.ckpt"
-    if not last.with_name("last.ckpt.previous").exists():  # all epochs may fall between two writes
-        shutil.copy(last, last.with_name("last.ckpt.previous"))
-    os.truncate(last, last.stat().st_size // 2)
+    truncate_last(interrupted)
     process = start(*arguments, cwd=interrupted, launcher=TORCHRUN)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output

@@ -55,8 +55,7 @@ def test_a_local_file_is_loaded_without_its_classifier(tmp_path: Path, suffix: s
         pytest.importorskip("safetensors.torch").save_file(state, file)
     else:
         torch.save(state, file)
-    net = EmbeddingNet("test_resnet", 8, weights=str(file), image_size=64)
-    loaded = net.backbone.state_dict()
+    loaded = EmbeddingNet("test_resnet", 8, weights=str(file), image_size=64).backbone.state_dict()
     assert set(state) - set(loaded) == {"fc.weight", "fc.bias"}
     assert all(torch.equal(loaded[name], state[name]) for name in loaded)
 

@@ -24,8 +24,7 @@ RESULT = dict.fromkeys(("untrained", "selected", "best", "last"), ROW) | {
 @pytest.mark.parametrize("dataset", ["glyphs", "cub", "cars", "sop", "inshop", "folder"])
 def test_card_says_data_recipe_results_and_licence(dataset: str) -> None:
     config = OmegaConf.to_container(compose_train(f"dataset={dataset}"), resolve=True)
-    card = model_card(config, RESULT, "data: made up, 3 train images")
-    _, front, body = card.split("---\n", 2)
+    _, front, body = model_card(config, RESULT, "data: made up, 3 train images").split("---\n", 2)
     assert yaml.safe_load(front)["library_name"] == "proxy_anchor"
     for heading in ("## Data", "## Recipe", "## Results", "## Licence notes"):
         assert heading in body

@@ -85,8 +85,7 @@ def test_self_search_layouts(name, tmp_path):
 
 
 def test_cub_joins_its_lists_by_image_id(tmp_path):
-    splits = load_cub(look.make_cub(tmp_path))
-    for table in splits.tables.values():
+    for table in load_cub(look.make_cub(tmp_path)).tables.values():
         for path, label in zip(table.paths, table.labels.tolist(), strict=True):
             assert path.parent.name == f"{int(table.classes[label]):03d}.Bird_{table.classes[label]}"
 
@@ -129,8 +128,7 @@ def test_missing_and_empty_images_look_like_a_partial_download(name, tmp_path):
     gone, empty = whole.train.paths[0], whole.train.paths[3]
     gone.unlink()
     empty.write_bytes(b"")
-    message = one_line(load, tmp_path)
-    assert f"{gone} (missing), {empty} (empty)" in message
+    assert f"{gone} (missing), {empty} (empty)" in one_line(load, tmp_path)
     partial = load(tmp_path, allow_partial=True)
     assert len(partial.train) == len(whole.train) - 2
     assert "2 listed images are missing or empty" in partial.notice
