@@ -66,8 +66,8 @@ SEARCHED: dict[str, dict[str, list[str]]] = {
     "n_pair": {**PAIR_RATES, "loss.scale": ["20", "40"]},
 }
 
-# What is added to Proxy-Anchor with its paper's settings, or replaces it: two settings of its own for each, that of the
-# method's paper among them (of anti-collapse, which has none, this project's).
+# What is added to Proxy-Anchor with its paper's settings, or replaces it: two settings of its own for each, its default
+# (conf/regulariser, conf/loss) among them.
 METHODS: dict[str, dict[str, list[str]]] = {
     "proxy_synthesis": {"regulariser.proxy_synthesis.mu": ["0.5", "1.0"]},
     "metrix": {"regulariser.metrix.weight": ["0.2", "0.4"]},

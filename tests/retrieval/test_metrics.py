@@ -409,6 +409,8 @@ def of_two_processes(x: Tensor, labels: Tensor) -> dict[str, object]:
             metric.update(x, labels, torch.arange(33))
         assert metric.compute() == found["shares"]
         assert sum(map(len, metric.embeddings)) == 33 * (rank == of_all)
+    metric.sync_on_compute = metric._to_sync = False  # this process alone
+    assert rank == 0 or metric.compute() == found["shares"]
     with pytest.raises(UsageError, match="no embeddings were added"):
         RecallAtK().compute()
     with pytest.raises(UsageError, match="dataset indices"):

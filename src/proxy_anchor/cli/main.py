@@ -141,8 +141,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     for flag in {"-m", "--multirun"} & {*sys.argv[1:]}:  # argparse takes flags only before or after all overrides
         sys.argv.remove(flag)
         sys.argv.insert(1, flag)
-    for number, given in enumerate(sys.argv):
-        if given.startswith("data.decode="):
+    for number, given in enumerate(sys.argv if config_name in ("train", "compare", "tune") else ()):
+        if given.lstrip("+").startswith("data.decode="):
             print("data.decode is called data.crop_on now: it says where images are cropped.")
             sys.argv[number] = given.replace("decode", "crop_on", 1)
     is_rank = JOB_FILE in os.environ  # of `run_as_ranks`

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class RecallAtK(Metric):
 
     `compute()` returns {"recall_at_1": float64 scalar in [0, 1], ...} on every rank, and "recall_at_1_dim64" for 64 in
     `dims`. `forward` adds a batch as `update` does and returns nothing: the Recall of a batch says little, and K may be
-    larger than it. A rank may have no rows.
+    larger than it. A rank may add no rows.
 
     exclude_self: gallery rows of a query's dataset index are that query's own, and never its neighbours; every query
     needs one. Among equal similarities the queries' own rows come before the other gallery rows.
@@ -104,17 +104,24 @@ class RecallAtK(Metric):
             raise AgreedError(str(error)) from error
         return {key: torch.tensor(value, dtype=torch.float64, device=self.device) for key, value in recall.items()}
 
-    def sync(self, *args: Any, **kwargs: Any) -> None:
+    def sync(
+        self,
+        dist_sync_fn: Callable | None = None,
+        process_group: Any | None = None,
+        should_sync: bool = True,
+        distributed_available: Callable | None = None,
+    ) -> None:
         """As in the base class, which needs tensors of one kind on every rank, also where this one has no rows."""
-        if self.distributed_available_fn() and (ranks := torch.distributed.get_world_size(self.process_group)) > 1:
-            widths: list[int] = [0] * ranks
+        if should_sync and not self._is_synced and (distributed_available or self.distributed_available_fn)():
+            group = process_group or self.process_group
+            widths: list[int] = [0] * torch.distributed.get_world_size(group)
             own = self.embeddings[0].shape[1] if self.embeddings else 0
-            torch.distributed.all_gather_object(widths, own, self.process_group)
+            torch.distributed.all_gather_object(widths, own, group)
             if own == 0 and (width := max(widths)):
                 self.embeddings.append(torch.zeros(0, width, device=self.device))
                 for name, dtype in {"labels": torch.int64, "indices": torch.int64, "in_gallery": torch.bool}.items():
                     getattr(self, name).append(torch.zeros(0, dtype=dtype, device=self.device))
-        super().sync(*args, **kwargs)
+        super().sync(dist_sync_fn, process_group, should_sync, distributed_available)
 
     def gathered_embeddings(self) -> list[Tensor]:
         """Embeddings of all ranks on the CPU, each image once, in dataset order.

@@ -212,7 +212,7 @@ class MetricLearner(pl.LightningModule):
             return
         clip = clip_grad_value_ if gradient_clip_algorithm == "value" else clip_grad_norm_
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if any(parameter.grad is not None for parameter in parameters):  # torch fails without any
+        if any(parameter.grad is not None for parameter in parameters):  # clip_grad_value_ fails without
             clip(parameters, gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:

@@ -29,9 +29,11 @@ def run_checkpoints(
     callbacks would write these files.
     """
     for each in further:
-        ours = isinstance(each, ModelCheckpoint) and each.dirpath == str(folder.resolve())
-        if ours and (each.save_last or each.filename in ("best", "last")):
-            raise UsageError("a ModelCheckpoint of the callbacks would write over best.ckpt or last.ckpt: rename it.")
+        if isinstance(each, ModelCheckpoint) and each.dirpath:
+            names = [each.filename, *(["last"] if each.save_last else [])]
+            ours = {folder.resolve() / name for name in ("best", "last")}
+            if ours & {Path(each.dirpath, str(name)).resolve() for name in names}:
+                raise UsageError("a ModelCheckpoint would write over best.ckpt or last.ckpt: give it another filename.")
     when: dict[str, Any] = {"every_n_epochs": every_n_epochs, "save_on_train_epoch_end": True}
     best = ModelCheckpoint(folder, "best", monitor=monitor, mode="max", enable_version_counter=False, **when)
     last = ModelCheckpoint(folder, "last", enable_version_counter=False, **when)
