@@ -52,6 +52,7 @@ SETS = {
     "cub_half": ["dataset=folder", "recipe=cub", *LITE0],
 }
 FAST = ["speed=fast", "compile=true"]
+EVERY_FIFTH = "trainer.check_val_every_n_epoch=5"
 CARS = SETS["cars_half"]
 # Settings that are tried: eight for each loss, its own default among them.
 PROXY_RATES = {"optimizer.lr": ["1e-4", "3e-4"], "optimizer.proxy_lr_mult": ["10", "100"]}
@@ -85,7 +86,6 @@ def colors(value: float) -> list[str]:
 
 # Recipes beyond the paper: the starts, changes of them, what the starts are then changed to, and changes of that.
 LARGER = ["dataset.images.eval_crop=288", "dataset.images.resize=329"]
-CARS_COLORS = ["dataset.images.hue=0.3", "dataset.images.grayscale=0.2"]
 STARTS = {
     "cars_half": [
         "experiment=cars_fast",
@@ -93,7 +93,8 @@ STARTS = {
         *LARGER,
         "backbone.pooling=gem",
         "backbone.drop_path=0.2",
-        *CARS_COLORS,
+        "dataset.images.hue=0.3",
+        "dataset.images.grayscale=0.2",
     ],
     "cub_half": [*SETS["cub_half"], *FAST, *LARGER, "backbone.drop_path=0.4", *colors(0.25)],
 }
@@ -170,8 +171,7 @@ def search(grids: dict[str, dict[str, list[str]]], images: list[str]) -> Runs:
     for name, grid in grids.items():
         for number, values in enumerate(itertools.product(*grid.values())):
             own = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
-            held_out = ["validation=classes", "trainer.check_val_every_n_epoch=5"]
-            runs[f"{name}_{number}"] = [*images, *FAST, *chosen(name, images), *own, *held_out]
+            runs[f"{name}_{number}"] = [*images, *FAST, *chosen(name, images), *own, "validation=classes", EVERY_FIFTH]
     return runs
 
 
@@ -203,11 +203,6 @@ def at_their_best(
         best = best_settings(f"{study}_search", name, grid)
         runs |= by_seed(f"{name}_", seeds, *images, *FAST, *chosen(name, images), *best, *own)
     return runs
-
-
-def methods(name: str) -> Runs:
-    """Every method with its best settings, evaluated as in its search, every fifth epoch."""
-    return at_their_best(f"{name}_methods", METHODS, SETS[name], "trainer.check_val_every_n_epoch=5")
 
 
 def seconds_of_methods() -> Runs:
@@ -284,7 +279,10 @@ STUDIES = {
         for kind, grids in (("losses", SEARCHED), ("methods", METHODS))
     },
     **{f"{name}_losses": partial(at_their_best, f"{name}_losses", SEARCHED, images) for name, images in SETS.items()},
-    **{f"{name}_methods": partial(methods, name) for name in SETS},
+    **{
+        f"{name}_methods": partial(at_their_best, f"{name}_methods", METHODS, images, EVERY_FIFTH)
+        for name, images in SETS.items()
+    },
     "cars_half_methods_seconds": seconds_of_methods,
     **{f"{name}_recipe_search": partial(recipe_search, name) for name in SETS},
     "cars_half_best": lambda: by_seed("", range(1, 4), "experiment=cars_best", *CARS),
