@@ -7,6 +7,7 @@ key `launcher`, a file of conf/launcher, says where jobs run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -23,26 +24,27 @@ class JobLauncher(Launcher):
     """Composes all jobs, so that a misspelt one is refused first; then runs them."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what Hydra gives."""
+        """Keep what Hydra gives, and hold the sweep's folder, before the sweeper writes multirun.yaml into it."""
+        from proxy_anchor.training.run_lock import held  # here: Hydra imports this module for every program
+
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self.lock = ExitStack()
+        self.lock.enter_context(held(Path(config.hydra.sweep.dir)))
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs, print a table, and return their outcomes in order."""
-        from proxy_anchor.training.run_lock import held  # here: Hydra imports this module for every program
-
         setup_globals()
         jobs = [self._compose(each, initial_job_idx + number) for number, each in enumerate(job_overrides)]
         ended: dict[int, JobReturn] = {}
-        with held(Path(jobs[0].hydra.sweep.dir)):
-            try:
-                if jobs[0].launcher.name == "basic":
-                    for number, each in enumerate(jobs):
-                        folder = ("hydra.sweep.dir", "hydra.sweep.subdir")
-                        ended[number] = run_job(self.task_function, each, *folder, hydra_context=self.hydra_context)
-                else:
-                    self._launch_commands(jobs, job_overrides, ended)
-            finally:
-                _print_table(jobs, ended)
+        try:
+            if jobs[0].launcher.name == "basic":
+                for number, each in enumerate(jobs):
+                    folder = ("hydra.sweep.dir", "hydra.sweep.subdir")
+                    ended[number] = run_job(self.task_function, each, *folder, hydra_context=self.hydra_context)
+            else:
+                self._launch_commands(jobs, job_overrides, ended)
+        finally:
+            _print_table(jobs, ended)
         return [ended[number] for number in range(len(jobs))]
 
     def _compose(self, overrides: Sequence[str], number: int) -> DictConfig:
