@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError, check_choice, check_int
 from proxy_anchor.reports.tables import format_table, write_table
 from proxy_anchor.sweeps import launcher
-from proxy_anchor.training.run_lock import held
+from proxy_anchor.training.run_lock import HELD_BY_PARENT, held
 from proxy_anchor.utils import selecting_recall, write_json
 from train import cross_validate, train
 
@@ -111,7 +110,7 @@ def work_together(cfg: DictConfig, folder: Path) -> None:
     print(f"{len(workers)} trials at once; they print to {folder}/workerN.log", flush=True)
     launcher.run_here(
         workers,
-        [slot | {WORKER: "1"} for slot in slots],
+        [slot | {WORKER: "1", HELD_BY_PARENT: str(folder.resolve())} for slot in slots],
         lambda number, reason: print(f"worker {number} {f'failed: {reason}' if reason else 'finished'}", flush=True),
     )
 
@@ -137,9 +136,9 @@ def report(rows: list[dict[str, Any]], searched: list[str], folder: Path, shared
 
 
 def main(cfg: DictConfig) -> None:
-    """Search in Hydra's run folder, which the command holds for its workers."""
+    """Search in Hydra's run folder."""
     folder = entry.output_folder()
-    with nullcontext() if WORKER in os.environ else held(folder):
+    with held(folder):
         tune(cfg, folder)
 
 
