@@ -7,6 +7,7 @@ import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -202,17 +203,6 @@ def detached(net: EmbeddingNet) -> Callable:
     return forward
 
 
-def in_other_mode(net: EmbeddingNet) -> Callable:
-    """Batch norm evaluates where it should train."""
-
-    def forward(images: torch.Tensor) -> torch.Tensor:
-        found = net.backbone.eval()(images.float().sub(127.5).div(127.5))
-        net.backbone.train()
-        return torch.nn.functional.normalize(net.head(net.pool(found)))
-
-    return forward
-
-
 FAULTS = {
     "a block's gradient is zero": with_gradient(torch.zeros_like, "backbone.layer2.0"),
     "a convolution's gradient is zero": with_gradient(torch.zeros_like, "backbone.conv1.0"),
@@ -222,7 +212,7 @@ FAULTS = {
     "three times too long": with_gradient(lambda g: 3 * g, "backbone.layer2.0"),
     "no gradient": lambda net: lambda images: net(images).detach() + 0 * net.head.bias,
     "detached backbone": detached,
-    "mode of batch norm": in_other_mode,
+    "mode of batch norm": lambda net: lambda images: (net.eval()(images), net.train())[0],
     "embeddings": lambda net: lambda images: net(images) + 0.3,
     "statistics of batch norm": lambda net: lambda images: (net(images), net(images))[0],
 }
@@ -300,6 +290,9 @@ def test_a_later_start_does_not_repeat_the_check(make_learner: Callable, fit: Ca
         fit(learner, callbacks=[Startup(0.0)])
         said.append((len(plain_passes), "checked at an earlier start" in capsys.readouterr().out))
     assert said == [(2, False), (0, True)]
+    batch = torch.rand(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), None
+    with pytest.raises(UsageError, match="float values from 0"):  # a compiled network would take them
+        check_compiled(SimpleNamespace(datamodule=SimpleNamespace(train_dataloader=lambda: [batch])), learner)
 
 
 def test_no_rank_goes_on_alone_where_another_has_no_memory_for_the_check(
@@ -319,6 +312,13 @@ def test_a_module_of_a_few_numbers_is_judged_with_its_parent() -> None:
     assert compile_module.find_faults(*passes) == {}
     wrong = compile_module._Pass(torch.ones(2, 3), torch.empty(0), want | {"block.conv.weight": -many})
     assert [*compile_module.find_faults(passes[0], passes[1], wrong)] == ["block.conv"]
+
+
+def test_a_sign_is_seen_where_rounding_hides_most_of_a_gradient() -> None:
+    want, noise = torch.randn(2, 4096, generator=torch.Generator().manual_seed(0))
+    gradients = (want, 0.3 * want + noise, 0.3 * want - noise, -0.3 * want + noise)
+    made = [compile_module._Pass(torch.ones(2, 3), torch.empty(0), {"conv.weight": each}) for each in gradients]
+    assert [[*compile_module.find_faults(*made[:2], each)] for each in made[2:]] == [[], ["conv"]]
 
 
 def test_the_loss_is_compiled_before_the_first_step(make_learner: Callable, fit: Callable) -> None:

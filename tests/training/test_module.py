@@ -140,6 +140,8 @@ def test_gradients_are_clipped_by_value_on_network_and_proxies(make_learner: Cal
         groups = trainer.optimizers[0].param_groups
         return {group["name"]: max(float(p.grad.abs().max()) for p in group["params"]) for group in groups}
 
+    learner = make_learner()  # without gradients, as in Lightning's last pass of weight averaging
+    learner.configure_gradient_clipping(torch.optim.AdamW(learner.parameters(), fused=True), 10, "value")
     assert largest() == {"backbone": 10, "head": 10, "proxies": 10}
     assert min(largest(gradient_clip_val=None).values()) > 10  # there was something to clip
 

@@ -30,9 +30,8 @@ def run_checkpoints(
     """
     for each in further:
         if isinstance(each, ModelCheckpoint) and each.dirpath:
-            names = [each.filename, *(["last"] if each.save_last else [])]
-            ours = {folder.resolve() / name for name in ("best", "last")}
-            if ours & {Path(each.dirpath, str(name)).resolve() for name in names}:
+            written = {Path(each.dirpath, str(name)).resolve() for name in (each.filename, each.save_last and "last")}
+            if written & {folder.resolve() / "best", folder.resolve() / "last"}:
                 raise UsageError("a ModelCheckpoint would write over best.ckpt or last.ckpt: give it another filename.")
     when: dict[str, Any] = {"every_n_epochs": every_n_epochs, "save_on_train_epoch_end": True}
     best = ModelCheckpoint(folder, "best", monitor=monitor, mode="max", enable_version_counter=False, **when)
