@@ -19,7 +19,7 @@ images = json.loads((model / "config.json").read_text())["images"]
 def embed(path: Path) -> np.ndarray:
     """Unit vector (D,) of an image: shorter side to `resize`, central `crop` x `crop` pixels, network."""
     image, crop, resize = Image.open(path).convert("RGB"), images["crop"], images["resize"]
-    size = [resize * side // min(image.size) for side in image.size]
+    size = [resize * side // min(image.size) if resize else crop for side in image.size]
     left, top = (round((side - crop) / 2) for side in size)
     image = image.resize(size, Image.Resampling.BILINEAR).crop((left, top, left + crop, top + crop))
     return session.run(None, {"images": np.asarray(image).transpose(2, 0, 1)[None]})[0][0]

@@ -42,6 +42,8 @@ def test_test_images_are_those_of_the_classic_pipeline(size, crop, resize):
     assert ours.dtype == torch.uint8
     assert ours.shape == (3, crop, crop)
     assert torch.equal(ours, classic(image))
+    squeezed = transforms.Compose([transforms.Resize((crop, crop)), transforms.PILToTensor()])
+    assert torch.equal(CentralCrop(crop, None)(image), squeezed(image))
 
 
 @pytest.mark.parametrize("size", [(300, 200), (64, 64), (40, 200), (500, 90)])

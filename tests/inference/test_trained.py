@@ -20,9 +20,9 @@ def test_fingerprint_is_of_weights_and_preprocessing_not_of_the_file(make_checkp
     export(trained, "safetensors", tmp_path / "exported")
     same.append(load_trained(tmp_path / "exported"))
     assert {each.fingerprint() for each in same} == {trained.fingerprint()}
-    others = [{"seed": 1}, {"resize": 40}, {"crop": 24}, {"eval_crop": 36}, {"embedding_dim": 8}]
+    others = [{"seed": 1}, {"resize": 40}, {"resize": None}, {"crop": 24}, {"eval_crop": 36}, {"embedding_dim": 8}]
     found = {load_trained(make_checkpoint("x.ckpt", **other)).fingerprint() for other in others}
-    assert len(found | {trained.fingerprint()}) == 6
+    assert len(found | {trained.fingerprint()}) == 7
 
 
 def test_what_it_was_trained_on_travels_along(make_checkpoint: Callable) -> None:

@@ -181,21 +181,36 @@ class RandomCrops:
 class CentralCrop:
     """Central crop after resizing, bilinear, as in the paper's code.
 
-    resize: shorter side in pixels after resizing. crop: side of the central square in pixels.
+    resize: shorter side in pixels after resizing; None squeezes the whole image to the crop (timm's crop mode "squash").
+    crop: side of the central square in pixels.
 
     Raises UsageError for a value out of range.
     """
 
     crop: int
-    resize: int
+    resize: int | None
 
     def __post_init__(self) -> None:
         check_int("dataset.images.crop", self.crop, 1)
-        check_int("dataset.images.resize", self.resize, self.crop)
+        check_int("dataset.images.resize", self.resize, self.crop, optional=True)
+
+    @classmethod
+    def of(cls, images: Mapping[str, Any]) -> CentralCrop:
+        """Of the searched images, by the settings `dataset.images`."""
+        return cls(images.get("eval_crop") or images["crop"], images["resize"])
+
+    def __str__(self) -> str:
+        if self.resize is None:
+            return f"the whole image is resized to {self.crop} x {self.crop} pixels (bilinear)"
+        return (
+            f"the shorter side of an image is resized to {self.resize} pixels (bilinear), then the central square of "
+            f"{self.crop} pixels is taken"
+        )
 
     def keep(self, image: Image.Image) -> Image.Image:
         """The crop as a Pillow image."""
-        resized = F.resize(image, [self.resize], InterpolationMode.BILINEAR, antialias=True)
+        size = [self.crop, self.crop] if self.resize is None else [self.resize]
+        resized = F.resize(image, size, InterpolationMode.BILINEAR, antialias=True)
         return F.center_crop(resized, [self.crop, self.crop])
 
     def __call__(self, image: Image.Image, epoch: int = 0, row: int = 0) -> Tensor:

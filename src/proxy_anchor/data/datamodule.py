@@ -70,7 +70,7 @@ class ImageDataModule(pl.LightningDataModule):
         num_workers: int | None = None,
         seed: int = 0,
         crop: int = 224,
-        resize: int = 256,
+        resize: int | None = 256,
         eval_crop: int | None = None,
         scale: Sequence[float] = (0.08, 1.0),
         flip: float = 0.5,

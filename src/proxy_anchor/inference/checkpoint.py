@@ -39,7 +39,7 @@ def load_trained(path: str | Path) -> EmbeddingNet:
     net = load_embedding_net(saved)
     try:
         images = dataset["images"]
-        net.prepare = CentralCrop(images.get("eval_crop") or images["crop"], images["resize"])
+        net.prepare = CentralCrop.of(images)
     except KeyError as error:
         raise UsageError(
             f"checkpoint={path} does not say how its images were prepared: train it with train.py."

@@ -135,8 +135,8 @@ def _write_timm(net: EmbeddingNet, folder: Path) -> None:
     config["pretrained_cfg"] = {
         "input_size": (3, crop, crop),
         "interpolation": "bilinear",
-        "crop_pct": crop / net.prepare.resize,
-        "crop_mode": "center",
+        "crop_pct": crop / (net.prepare.resize or crop),
+        "crop_mode": "center" if net.prepare.resize else "squash",
         "mean": net.config["mean"],
         "std": net.config["std"],
     }

@@ -123,7 +123,7 @@ class SharedNet(
             raise UsageError(f"{source} has format {version}; this version reads format {FORMAT}: save it again.")
         try:
             net = cls.from_config(described)  # type: ignore[attr-defined]  # of EmbeddingNet
-            net.prepare = CentralCrop(images["crop"], images["resize"])
+            net.prepare = CentralCrop.of(images)
             net.load_state_dict(load_file(folder / WEIGHTS_FILE))
             card = folder / CARD_FILE
             net.card = card.read_text(encoding="utf-8") if card.is_file() else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import timm
 
-from proxy_anchor.data.augment import described_colors
+from proxy_anchor.data.augment import CentralCrop, described_colors
 from proxy_anchor.reports.pages import render
 from proxy_anchor.reports.tables import markdown_table
 
@@ -41,6 +41,7 @@ def model_card(config: Mapping[str, Any], result: Mapping[str, Any], data: str) 
         backbone={"drop_path": 0, **config["backbone"]},
         images=config["dataset"]["images"],
         loss=config["loss"]["_target_"].rpartition(".")[2],
+        prepared=CentralCrop.of(config["dataset"]["images"]),
         colors=described_colors(config["dataset"]["images"]),
         data=data.removeprefix("data: ").replace("\n", "  \n"),
         result={"warnings": [], **result},
