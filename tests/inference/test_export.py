@@ -150,7 +150,7 @@ def test_timm_folder_is_a_timm_model(make_checkpoint: Callable, tmp_path: Path) 
     backbone = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     settings = timm.data.resolve_model_data_config(backbone)
     assert list(settings["input_size"]) == [3, 32, 32]
-    assert settings["crop_pct"] == pytest.approx(32 / 36)
+    assert (settings["crop_pct"], settings["crop_mode"]) == (pytest.approx(32 / 36), "center")
     assert settings["interpolation"] == "bilinear"
 
 

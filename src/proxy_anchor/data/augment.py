@@ -181,7 +181,7 @@ class RandomCrops:
 class CentralCrop:
     """Central crop after resizing, bilinear, as in the paper's code.
 
-    resize: shorter side in pixels after resizing; None squeezes the whole image to the crop (timm's crop mode "squash").
+    resize: shorter side in pixels after resizing; None: the whole image is squeezed to the crop, timm's "squash".
     crop: side of the central square in pixels.
 
     Raises UsageError for a value out of range.
