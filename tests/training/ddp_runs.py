@@ -81,7 +81,13 @@ def make_training(
     return pl.Trainer(**QUIET | {"max_epochs": 2} | more | settings), ImageDataModule(splits, **sizes | data)
 
 
-def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
+# In float64: six values per channel amplify float32's rounding to 1e-4 within four steps of batch norm.
+ON_GPU = {"accelerator": "gpu", "precision": "64-true"}
+
+
+def train(
+    splits: Splits, world_size: int, folder: Path, run: dict[str, Any], device: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """State dict before and after 2 epochs of 2 steps, the losses that were logged, and every evaluation's Recall."""
     torch.backends.cudnn.allow_tf32 = False
     net = make_network(run.get("batch_norm", "frozen_statistics"))
@@ -98,7 +104,13 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
             learner.compiled_loss = torch.compile(learner.loss.forward, dynamic=False, backend="aot_eager")
     recall = RecallCallback((1, 2, 4), engine="torch")
     strategy = LeanDDP() if world_size > 1 else "auto"
-    settings = {"plugins": [SyncBatchNorms()], "strategy": strategy, "callbacks": [recall], **run.get("trainer", {})}
+    settings = {
+        "plugins": [SyncBatchNorms()],
+        "strategy": strategy,
+        "callbacks": [recall],
+        **run.get("trainer", {}),
+        **(device or {}),
+    }
     trainer, data = make_training(splits, folder, world_size, run.get("data", {}), **settings)
     before = snapshot(learner)
     trainer.fit(learner, data)
@@ -113,18 +125,17 @@ def train(splits: Splits, world_size: int, folder: Path, run: dict[str, Any]) ->
 
 
 def snapshot(learner: MetricLearner) -> dict[str, Tensor]:
-    return {key: value.clone() for key, value in learner.state_dict().items()}
+    return {key: value.to("cpu", copy=True) for key, value in learner.state_dict().items()}
 
 
 def train_synchronised(splits: Splits, world_size: int, folder: Path) -> dict[str, Any]:
-    # Six values per channel amplify float32's rounding to 1e-4 within four steps.
-    run = {"batch_norm": "train", "trainer": {"accelerator": "gpu", "precision": "64-true"}}
-    result = train(splits, world_size, folder, run)
-    return {key: {k: v.cpu() for k, v in result[key].items()} for key in ("before", "after")}
+    return train(splits, world_size, folder, {"batch_norm": "train"}, ON_GPU)
 
 
-def train_all(splits: Splits, world_size: int, folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    return {name: train(splits, world_size, folder, RUNS[name]) for name in names}
+def train_all(
+    splits: Splits, world_size: int, folder: Path, names: list[str], device: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    return {name: train(splits, world_size, folder, RUNS[name], device) for name in names}
 
 
 def part(state: dict[str, Tensor], name: str) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_runs import PARTS, RUNS, part, train_all, train_synchronised
+from ddp_runs import ON_GPU, PARTS, RUNS, part, train_all, train_synchronised
 from pictures import write_noise_images
 from processes import run_processes
 
@@ -22,14 +22,17 @@ def make_splits(folder: Path) -> Splits:
     return Splits("tiny", make_tables(rows[:14])[0], make_tables(rows[14:])[0])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(
+    scope="module", params=[pytest.param({}, id="cpu"), pytest.param(ON_GPU, id="gpu", marks=pytest.mark.gpu(2))]
+)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list[dict]]:
     """(one process, [rank 0, rank 1]) of every run that a chosen test needs."""
     folder = tmp_path_factory.mktemp("ddp")
     splits = make_splits(folder)
     names = FAST if not any(each.get_closest_marker("slow") for each in request.session.items) else [*RUNS]
-    ranks = run_processes(train_all, splits, 2, folder, names, world_size=2, folder=folder)
-    return train_all(splits, 1, folder, names), ranks
+    given = (folder, names, request.param)
+    ranks = run_processes(train_all, splits, 2, *given, world_size=2, folder=folder, timeout_s=300)
+    return train_all(splits, 1, *given), ranks
 
 
 @pytest.mark.parametrize("name", EQUAL)
