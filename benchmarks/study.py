@@ -110,6 +110,7 @@ CHANGES = {
     "seed2": ["seed=2"],
     "eval256": ["dataset.images.eval_crop=256", "dataset.images.resize=292"],
     "resize304": ["dataset.images.resize=304"],
+    "squash": ["dataset.images.resize=null"],
     "crop256": ["dataset.images.crop=256"],
     "crop288": ["dataset.images.crop=288"],
     "dim1024": ["embedding_dim=1024"],
@@ -127,7 +128,10 @@ CHANGES = {
 FIRST = "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix"
 # Which changes were tried of the start, of BETTER and of LONG; several together are joined by "+".
 TRIED = {
-    "cars_half": {"": FIRST, "better_": "start seed2 metrix drop_path0.3 cosine80 cosine80+drop_path0.3"},
+    "cars_half": {
+        "": FIRST,
+        "better_": "start seed2 metrix drop_path0.3 cosine80 cosine80+drop_path0.3 cosine80+drop_path0.3+squash",
+    },
     "cub_half": {
         "": FIRST,
         "better_": "start resize304 drop_path0.6 cosine80",
