@@ -1,11 +1,12 @@
-"""A training step on several GPUs: this project's averaging of gradients against torch's wrapper.
+"""A training step on several GPUs by the arguments of torch's wrapper, which averages the gradients.
 
     python benchmarks/ddp.py --devices 2
 
-Every form trains the same compiled network and loss, each time in new processes, one per GPU: `own` (see `LeanDDP`),
-`torch` (DistributedDataParallel as Lightning makes it, without sending statistics), `torch_best` (gradients as views of
-one bucket, static graph), `torch_unsplit` (the same, where Dynamo does not know of the wrapper), `torch_reducer`
-(compiled autograd sends the gradients). Appends the rows to results/ddp.jsonl; CPUs take part by gloo.
+Every form trains the same compiled network and loss, each time in new processes, one per GPU: `one_bucket` (see
+`LeanDDP`), `torch` (DistributedDataParallel as Lightning makes it, without sending statistics), `torch_best` (also a
+static graph), `torch_unsplit` (the same, where Dynamo does not know of the wrapper), `torch_reducer` (compiled autograd
+sends the gradients). Rows `own`, of commits before this form, averaged all gradients as one vector after the
+backward pass, without the wrapper. Appends the rows to results/ddp.jsonl; CPUs take part by gloo.
 
     per_gpu         images per GPU in a step
     step_ms         of a step, the median of 5 times 20
@@ -34,11 +35,11 @@ from torch.nn.parallel import DistributedDataParallel
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.reports.tables import format_table
 from proxy_anchor.training.compile import CompiledNet, compile_loss
-from proxy_anchor.training.distributed import _SENDS_STATISTICS, JoinedGradients, gather_batch
+from proxy_anchor.training.distributed import _SENDS_STATISTICS, ONE_BUCKET, gather_batch
 
-BEST = {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": 100_000}
-FORMS: dict[str, dict[str, Any] | None] = {
-    "own": None,
+BEST = {**ONE_BUCKET, "static_graph": True}
+FORMS: dict[str, dict[str, Any]] = {
+    "one_bucket": ONE_BUCKET,
     "torch": {},
     "torch_best": BEST,
     "torch_unsplit": BEST,
@@ -76,11 +77,9 @@ def time_form(rank: int, form: str, batch: int, given: argparse.Namespace, port:
     loss = ProxyAnchorLoss(98, 512).to(device)
     loss.check_labels = False
     step: nn.Module = Step(net, loss)
-    arguments = FORMS[form]
-    average = JoinedGradients(step).average if arguments is None else None
-    if arguments is not None:
-        devices = [rank] if cuda else None
-        step = DistributedDataParallel(step, device_ids=devices, **{_SENDS_STATISTICS: False}, **arguments)
+    step = DistributedDataParallel(
+        step, device_ids=[rank] if cuda else None, **{_SENDS_STATISTICS: False}, **FORMS[form]
+    )
     optimizer = torch.optim.AdamW(step.parameters(), lr=1e-5, fused=True)
     images = torch.randint(0, 256, (batch, given.side, given.side, 3), dtype=torch.uint8, device=device)
     images, labels = images.permute(0, 3, 1, 2), torch.randint(98, (batch,), device=device)
@@ -89,8 +88,6 @@ def time_form(rank: int, form: str, batch: int, given: argparse.Namespace, port:
         with torch.autocast(device.type, torch.bfloat16):
             value = step(images, labels)
         value.backward()
-        if average is not None:
-            average()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -148,7 +145,7 @@ def main() -> None:
             row = {"devices": given.devices, "per_gpu": batch, "form": form, "step_ms": None, "share": share}
             rows.append({**row, "failed": "", **found})
             append_rows(given.output / "ddp.jsonl", [{**rows[-1], **where}])  # at once: a form takes a minute
-    print(f"A step by the averaging of gradients; {where['device']}, commit {where['commit']}\n")
+    print(f"A step by the arguments of torch's wrapper; {where['device']}, commit {where['commit']}\n")
     print(format_table(rows, decimals=2))
 
 

@@ -53,7 +53,7 @@ COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile
         ("throughput", f"{TINY} +output=results", "loading", ["cpu/none"]),
         ("complexity", f"{QUICK} --losses proxy_anchor soft_triple", "axis", AXES),
         pytest.param("fast_start", f"{TINY} +output=results", "compiler_cache", ["empty", "filled"], marks=SLOW),
-        pytest.param("ddp", f"--forms own torch_best {SMALL}", "form", ["own", "torch_best"], marks=SLOW),
+        pytest.param("ddp", f"--forms one_bucket torch_best {SMALL}", "form", ["one_bucket", "torch_best"], marks=SLOW),
         pytest.param(
             "allocator", f"{QUICK} --backbone test_resnet", "direction", ["evaluating", "training"], marks=SLOW
         ),

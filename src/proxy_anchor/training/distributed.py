@@ -9,8 +9,7 @@ Backbone, head and proxies therefore move as in one process, without a correctio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -156,92 +155,33 @@ _RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).paramete
 _SENDS_STATISTICS = "forward_sync_buffers" if _RENAMED else "broadcast_buffers"
 
 
+# For a compiled network, which returns all gradients at once. Not static_graph, which fails where the first batches are
+# accumulated.
+ONE_BUCKET: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 100_000}
+
+
 class LeanDDP(DDPStrategy):
     """Lightning's `ddp` for a MetricLearner, with the same result.
 
-    A compiled network returns all gradients at once, so they are averaged in one piece after the backward pass. torch's
-    wrapper copies each one by several kernels, which takes as long as the step itself on a small batch. Lightning's
-    `on_after_backward` then sees each rank's own gradients, and all later hooks the averaged ones.
+    torch's wrapper
+    - averages the gradients of a compiled network in one bucket, which they are views of;
+    - runs on the stream that computes: Lightning wraps on a stream of its own, with which torch then synchronises for
+      every parameter in each step;
+    - does not broadcast statistics before each step where they are equal anyway: frozen, or synchronised.
 
-    Any other network gets torch's wrapper, but
-    - on the stream that computes: Lightning wraps on a stream of its own, with which torch then synchronises for every
-      parameter in each step;
-    - without broadcasting statistics before each step where they are equal anyway: frozen, or synchronised.
+    Arguments that are given to the strategy prevail.
     """
 
-    _gradients: JoinedGradients | None = None
-
     def configure_ddp(self) -> None:
-        """Broadcast the weights of rank 0, and set up the averaging of gradients."""
+        """Broadcast the weights of rank 0, and wrap the module."""
         learner: Any = self.lightning_module  # a MetricLearner, whose module imports this one
         # On CPUs each rank has statistics of its own (see `SyncBatchNorms`).
-        same_statistics = self.root_device.type == "cuda" or learner.net.batch_norm != "train"
-        self._gradients = None
-        if same_statistics:
+        if self.root_device.type == "cuda" or learner.net.batch_norm != "train":
             _sync_module_states(learner)  # statistics too, which the wrapper may not send
-            if learner.compiled is not None:
-                self._gradients = JoinedGradients(learner)
-                return
             self._ddp_kwargs.setdefault(_SENDS_STATISTICS, False)
+        if learner.compiled is not None:
+            self._ddp_kwargs = ONE_BUCKET | self._ddp_kwargs
         super().configure_ddp()
 
     def _setup_model(self, model: LightningModule) -> DistributedDataParallel:  # type: ignore[override]
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
-
-    @contextmanager
-    def block_backward_sync(self) -> Generator[None]:
-        """Skip the averaging of all but the last accumulated batch: the mean of the sum is the same."""
-        gradients, self._gradients = self._gradients, None
-        try:
-            with super().block_backward_sync():
-                yield
-        finally:
-            self._gradients = gradients
-
-    def teardown(self) -> None:
-        """Free the gradients."""
-        self._gradients = None
-        super().teardown()
-
-    def post_backward(self, closure_loss: Tensor) -> None:
-        """Average the gradients, unless torch's wrapper has."""
-        super().post_backward(closure_loss)
-        if self._gradients is not None:
-            self._gradients.average()
-
-
-class JoinedGradients:
-    """Averages the gradients of a module over all ranks in one piece.
-
-    module: on its device.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        shared = [p for p in module.parameters() if p.requires_grad]
-        kinds = {dtype: [p for p in shared if p.dtype == dtype] for dtype in {p.dtype: None for p in shared}}
-        # One vector for each dtype, and a view of it for each parameter.
-        self._pieces = [(_joined(parameters), parameters) for parameters in kinds.values()]
-
-    def average(self) -> None:
-        """Replace each gradient by its mean over all ranks, which have gradients of the same parameters.
-
-        Also right for averaged gradients to which each rank has added since.
-        """
-        for (whole, places), parameters in self._pieces:
-            pairs = zip(parameters, places, strict=True)
-            if given := [(p, place, p.grad) for p, place in pairs if p.grad is not None]:
-                torch._foreach_copy_([place for _, place, _ in given], [gradient for *_, gradient in given])
-            whole.div_(dist.get_world_size())  # before summing: half precision could overflow
-            dist.all_reduce(whole)
-            for parameter, place, _ in given:
-                parameter.grad = place
-
-
-def _joined(parameters: list[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
-    """A vector of zeros with room for all parameters, and a view of it with the layout of each."""
-    whole = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
-    pieces = whole.split([p.numel() for p in parameters])
-    strides = [torch.empty_like(p, device="meta").stride() for p in parameters]  # without gaps
-    return whole, [
-        piece.as_strided(p.shape, stride) for piece, p, stride in zip(pieces, parameters, strides, strict=True)
-    ]
