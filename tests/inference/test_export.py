@@ -31,7 +31,7 @@ def require(format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_parity_is_checked_and_returned(make_checkpoint: Callable, tmp_path: Path, format: str) -> None:
     require(format)
-    checkpoint = make_checkpoint("run/best.ckpt")
+    checkpoint = make_checkpoint("run/best.ckpt", search_with=["features", "flip"])
     block = '```python\nretriever = Retriever.from_pretrained("THIS_FOLDER")\n```\n\n'
     (tmp_path / "run" / "README.md").write_text(f"first\n\n{block}last\n")
     assert 0 <= export(load_trained(checkpoint), format, tmp_path / "out") <= 1e-5

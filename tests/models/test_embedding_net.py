@@ -108,6 +108,19 @@ def test_the_stages_are_backbone_pooling_head_and_length() -> None:
     torch.testing.assert_close(net(images), F.normalize(pooled @ net.head.weight.T + net.head.bias))
 
 
+@pytest.mark.parametrize("search_with", [["features"], "flip", ["flip", "features"]])
+def test_what_is_searched_is_not_what_trains(search_with: list[str] | str) -> None:
+    net, images = make(search_with=search_with, batch_norm="frozen"), pixels()
+    trained, features = net(images, with_features=True)
+    torch.testing.assert_close(trained, F.normalize(net.head(features)))
+    found = [net(view, with_features=True)[1] for view in (images, images.flip(-1))]
+    found = [F.normalize(each if "features" in search_with else net.head(each)) for each in found]
+    expected = F.normalize(sum(found)) if "flip" in search_with else found[0]
+    torch.testing.assert_close(net.eval()(images), expected)
+    assert net.embedding_dim == expected.shape[1]
+    one_line(make, search_with="feature", match="search_with=feature")
+
+
 def test_head_starts_as_in_the_protocol() -> None:
     head = make(dim=512).head
     assert float(head.weight.detach().std()) == pytest.approx(math.sqrt(2 / 512), rel=0.02)  # Kaiming-normal, fan-out
@@ -237,14 +250,16 @@ def test_close_names_are_offered() -> None:
         {"backbone": "test_resnet", "dim": 5, "pooling": "gem", "batch_norm": "frozen"},
         {"backbone": "test_vit", "image_size": 96},
         {"backbone": "test_resnet", "drop_path": 0.2},
+        {"backbone": "test_resnet", "search_with": ["features", "flip"]},
     ],
-    ids=["gem", "vit", "drop_path"],
+    ids=["gem", "vit", "drop_path", "search_with"],
 )
 def test_from_config_round_trip(arguments: dict) -> None:
     net = make(**arguments).eval()
     again = EmbeddingNet.from_config(net.config).eval()
     assert (again.config, dropped(again)) == (net.config, dropped(net))
-    assert ("drop_path" in net.config) == ("drop_path" in arguments)  # as in a checkpoint that is older than the key
+    for key in ("drop_path", "search_with"):  # as in a checkpoint that is older than the key
+        assert (key in net.config) == (key in arguments)
     images = pixels(size=arguments.get("image_size", 64))
     assert not torch.equal(again(images), net(images))  # random weights until loaded
     again.load_state_dict(net.state_dict())

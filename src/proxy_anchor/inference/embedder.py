@@ -95,10 +95,10 @@ class Embedder:
                 f"net is of type {type(net).__name__}: expected an EmbeddingNet; make one with EmbeddingNet(BACKBONE, "
                 "DIM) and load your weights into it, or read one with Retriever.from_pretrained(PATH)."
             )
-        self.embedding_dim: int = net.config["embedding_dim"] if dim is None else dim
+        self.embedding_dim: int = net.embedding_dim if dim is None else dim
         check_int("batch_size", batch_size, 1)
         check_int("dim", self.embedding_dim, 1)
-        check_number("dim", self.embedding_dim, 1, maximum=net.config["embedding_dim"])
+        check_number("dim", self.embedding_dim, 1, maximum=net.embedding_dim)
         check_int("num_workers", num_workers, 0, optional=True)
         check_choice("precision", precision, ["32", "bf16"])
         self.device = choose_device(device)
@@ -109,7 +109,7 @@ class Embedder:
     @cached_property
     def fingerprint(self) -> str:
         """See `SharedNet.fingerprint`; with the number of dimensions, where it is not the network's."""
-        whole = self.embedding_dim == self.net.config["embedding_dim"]
+        whole = self.embedding_dim == self.net.embedding_dim
         return self.net.fingerprint() + ("" if whole else f"-dim{self.embedding_dim}")
 
     @torch.no_grad()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torch import nn
-
 from proxy_anchor.data.bad_images import NEAR, Entry, Finding, entries_of
 from proxy_anchor.data.table import Splits
 from proxy_anchor.inference.embedder import Embedder
@@ -17,9 +15,7 @@ _NEIGHBOURS, _AGREEING = 10, 7
 
 def published_features() -> EmbeddingNet:
     """EfficientNet-Lite0 with ImageNet weights: its pooled features, of unit length."""
-    net = EmbeddingNet("tf_efficientnet_lite0", 1280, pooling="avg")
-    nn.init.eye_(net.head.weight)
-    return net
+    return EmbeddingNet("tf_efficientnet_lite0", pooling="avg", search_with=["features"])
 
 
 def near_findings(splits: Splits, embedder: Embedder, similarity: float) -> list[tuple[Finding, list[Entry]]]:

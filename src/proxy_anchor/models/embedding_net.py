@@ -47,11 +47,15 @@ class EmbeddingNet(SharedNet):
         drop_path: stochastic depth (Huang et al. 2016), in [0, 1): the largest probability that a residual block is
             skipped for an image in training; timm's rates grow with depth. All other random layers of timm (dropout,
             DropBlock) are off.
+        search_with: how evaluation embeds, in place of the head alone. "features": by the pooled features before the
+            head, normalised (Bordes et al. 2022, arXiv 2206.13378: what is trained behind them suits the training
+            classes). "flip": by the mean of an image's embedding and its mirror image's, normalised.
         mean, std: per RGB channel of pixels in [0, 1]; None uses those that the weights were trained with.
 
     Attributes:
         prepare: how `Retriever` and exports prepare an image: the shorter side to image_size x 8/7, then the central
             square, unless the network was read with another preprocessing, or you assign one.
+        embedding_dim: D of evaluation: the head's, or F, the number of pooled features.
         about, card: see `SharedNet`.
 
     Raises UsageError for an unknown backbone, a pooling or drop_path that does not fit it, or weights that cannot be
@@ -69,6 +73,7 @@ class EmbeddingNet(SharedNet):
         weights: str | None = None,
         batch_norm: str = "frozen_statistics",
         drop_path: float = 0.0,
+        search_with: Sequence[str] | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
@@ -89,6 +94,11 @@ class EmbeddingNet(SharedNet):
             "image_size": image_size,
             "batch_norm": batch_norm,
         }
+        self.search_with = [search_with] if isinstance(search_with, str) else list(search_with or ())
+        for each in self.search_with:
+            check_choice("backbone.search_with", each, ["features", "flip"])
+        if self.search_with:  # only if it is given, as drop_path
+            self.config["search_with"] = self.search_with
         feature_map, num_features, timm_kwargs = inspect_backbone(backbone, pooling, image_size)
         if drop_path:
             # Only if it is on, so that configs of other networks stay as they were before this key existed.
@@ -111,6 +121,7 @@ class EmbeddingNet(SharedNet):
         self.head = nn.Linear(num_features, embedding_dim)
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
+        self.embedding_dim = num_features if "features" in self.search_with else embedding_dim
 
         for name, given in {"mean": mean, "std": std}.items():
             values = tuple(trained_with[name] if given is None else given)
@@ -146,12 +157,20 @@ class EmbeddingNet(SharedNet):
         images are not checked.
         """
         check_range(images)
+        embeddings, features = self._embed(images)
+        if "flip" in self.search_with and not self.training:
+            embeddings = F.normalize(embeddings + self._embed(images.flip(-1))[0])
+        return (embeddings, features) if with_features else embeddings
+
+    def _embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings and pooled features (B, F)."""
         pixels = (images.to(self.mean.dtype) - self.mean) / self.std  # type: ignore[operator,arg-type]
-        features = self.pool(self.backbone(pixels))  # (B, F)
+        features = self.pool(self.backbone(pixels))
         # The head and the norm are cheap and determine the ranking, so they always run in full precision.
         with torch.autocast(images.device.type, enabled=False):
-            embeddings = F.normalize(self.head(features.to(self.head.weight.dtype)))
-        return (embeddings, features) if with_features else embeddings
+            whole = features.to(self.head.weight.dtype)
+            by_head = self.training or "features" not in self.search_with
+            return F.normalize(self.head(whole) if by_head else whole), features
 
 
 def check_range(images: Tensor) -> None:
