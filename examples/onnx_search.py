@@ -17,7 +17,7 @@ images = json.loads((model / "config.json").read_text())["images"]
 
 
 def embed(path: Path) -> np.ndarray:
-    """Unit vector (D,) of an image: shorter side to `resize`, central `crop` x `crop` pixels, network."""
+    """Unit vector (D,) of an image: shorter side to `resize` (null: all to `crop`), central square, network."""
     image, crop, resize = Image.open(path).convert("RGB"), images["crop"], images["resize"]
     size = [resize * side // min(image.size) if resize else crop for side in image.size]
     left, top = (round((side - crop) / 2) for side in size)

@@ -156,9 +156,9 @@ def run_ok(script: str, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
-def trained_beside_pictures(folder: Path, run: str) -> Path:
+def trained_beside_pictures(folder: Path, run: str, *overrides: str) -> Path:
     """Make `folder` a user's: a run, and the 8 classes it searched as my_pictures. Returns the data set's folder."""
-    run_ok("train.py", f"run={run}", *TINY_GLYPHS, cwd=folder)
+    run_ok("train.py", f"run={run}", *TINY_GLYPHS, *overrides, cwd=folder)
     [glyphs] = (folder / "data" / "glyphs").glob("glyphs-*")
     shutil.copytree(glyphs / "test", folder / "my_pictures")
     return glyphs

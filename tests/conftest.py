@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,17 +65,10 @@ def _seeded_single_thread() -> None:
 def make_checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """make_checkpoint("a.ckpt", seed=1) writes a checkpoint as train.py does, of a small random network."""
 
-    def make(
-        name: str = "best.ckpt",
-        *,
-        seed: int = 0,
-        embedding_dim: int = 16,
-        search_with: list[str] | None = None,
-        **sides: int | None,
-    ) -> Path:
+    def make(name: str = "best.ckpt", *, seed: int = 0, embedding_dim: int = 16, **sides: Any) -> Path:
+        more = {"search_with": sides.pop("search_with", None), "batch_norm": "train"}
         images = {"crop": 32, "resize": 36} | sides
         torch.manual_seed(seed)
-        more = {"search_with": search_with, "batch_norm": "train"}
         net = EmbeddingNet("test_resnet", embedding_dim, pretrained=False, image_size=32, **more).eval()
         config = {"dataset": {"name": "folder", "images": images}}
         content = {

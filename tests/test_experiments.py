@@ -37,7 +37,9 @@ def test_command_composes_and_names_its_file(name):
     hydra = compose_train(*overrides, with_hydra=True).hydra
     assert (str(hydra.mode) == "RunMode.MULTIRUN") == (len(experiment.jobs) > 1)  # the command needs no -m
     assert list(hydra.sweeper.params or ()) == [each.partition("=")[0] for each in experiment.jobs[0]]
-    checks.check_config(compose_train(*overrides))
+    checks.check_config(cfg := compose_train(*overrides))
+    groups = {group: chosen for group, chosen in hydra.runtime.choices.items() if "/" not in group and chosen}
+    checks.check_types(cfg, compose_train(*[f"{each}={groups[each]}" for each in groups if each != "experiment"]))
     for field in ("duration", "memory"):
         assert re.search(f"^# {field}: .*(estimate|measured)", contract, re.M)
 

@@ -21,7 +21,7 @@ TRAIN = {
     "backbone=resnet18 batch_norm=train": "backbone.weights=FILE",
     "backbone=resnet18 backbone.pretrained=false batch_norm=frozen": "add batch_norm=train",
     "backbone.pooling=median": "choose one of: auto, avg+max",
-    "backbone.search_with=[features] regulariser=nested regulariser.nested.dims=[4]": "leave features out of",
+    "backbone.search_with=features regulariser=nested regulariser.nested.dims=[4]": "leave features out of",
     "+dataset.images.color_jitter=0.4": "unknown key dataset.images.color_jitter. Known in dataset.images: brightness,",
     "dataset.images.eval_crop=36 backbone=test_vit": "test_vit takes images of one size",
     "embedding_dim=0": "embedding_dim=0: expected a whole number of at least 1",

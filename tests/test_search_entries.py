@@ -35,7 +35,9 @@ PYTHON = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 def here(tmp_path_factory) -> Path:
     """A user's folder: a run named first, 8 classes of pictures, and new ones."""
     folder = tmp_path_factory.mktemp("user")
-    glyphs = trained_beside_pictures(folder, "first")
+    glyphs = trained_beside_pictures(
+        folder, "first", "backbone.search_with=features+flip", "dataset.images.resize=null"
+    )
     shutil.copytree(sorted((glyphs / "train").iterdir())[0], folder / "new_pictures")
     shutil.copyfile(next((folder / "new_pictures").iterdir()), folder / "query.jpg")
     return folder
@@ -130,9 +132,9 @@ def test_embeddings_go_into_other_stores(here: Path, run: Callable, monkeypatch,
 
     monkeypatch.chdir(here)
     for command in of("embed.py"):
-        assert "64 embeddings of D=16" in run(command)
+        assert "64 embeddings of D=96" in run(command)
     with np.load("embeddings.npz", allow_pickle=False) as made:
-        assert made["vector"].shape == (64, 16)
+        assert made["vector"].shape == (64, 96)
         assert np.allclose(np.linalg.norm(made["vector"], axis=1), 1, atol=1e-6)
         table = parquet.read_table("embeddings.parquet")
         for name in ("id", "path", "label"):

@@ -31,7 +31,7 @@ def require(format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_parity_is_checked_and_returned(make_checkpoint: Callable, tmp_path: Path, format: str) -> None:
     require(format)
-    checkpoint = make_checkpoint("run/best.ckpt", search_with=["features", "flip"])
+    checkpoint = make_checkpoint("run/best.ckpt", search_with="features+flip")
     block = '```python\nretriever = Retriever.from_pretrained("THIS_FOLDER")\n```\n\n'
     (tmp_path / "run" / "README.md").write_text(f"first\n\n{block}last\n")
     assert 0 <= export(load_trained(checkpoint), format, tmp_path / "out") <= 1e-5
@@ -143,14 +143,17 @@ def test_the_example_needs_no_torch_and_gives_the_same_similarities(
     assert [float(value) for value, _ in printed] == pytest.approx([hit.similarity for hit in hits], abs=6e-4)
 
 
-def test_timm_folder_is_a_timm_model(make_checkpoint: Callable, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("resize", "cropped"), [(36, (32 / 36, "center")), (None, (1.0, "squash"))])
+def test_timm_folder_is_a_timm_model(
+    make_checkpoint: Callable, tmp_path: Path, resize: int | None, cropped: tuple
+) -> None:
     import timm
 
-    export(load_trained(make_checkpoint()), "timm", tmp_path / "out")
+    export(load_trained(make_checkpoint(resize=resize)), "timm", tmp_path / "out")
     backbone = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     settings = timm.data.resolve_model_data_config(backbone)
     assert list(settings["input_size"]) == [3, 32, 32]
-    assert (settings["crop_pct"], settings["crop_mode"]) == (pytest.approx(32 / 36), "center")
+    assert (settings["crop_pct"], settings["crop_mode"]) == cropped
     assert settings["interpolation"] == "bilinear"
 
 

@@ -85,9 +85,7 @@ def make_training(
 ON_GPU = {"accelerator": "gpu", "precision": "64-true"}
 
 
-def train(
-    splits: Splits, world_size: int, folder: Path, run: dict[str, Any], device: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def train(splits: Splits, world_size: int, folder: Path, run: dict, device: dict | None = None) -> dict[str, Any]:
     """State dict before and after 2 epochs of 2 steps, the losses that were logged, and every evaluation's Recall."""
     torch.backends.cudnn.allow_tf32 = False
     net = make_network(run.get("batch_norm", "frozen_statistics"))
@@ -132,9 +130,7 @@ def train_synchronised(splits: Splits, world_size: int, folder: Path) -> dict[st
     return train(splits, world_size, folder, {"batch_norm": "train"}, ON_GPU)
 
 
-def train_all(
-    splits: Splits, world_size: int, folder: Path, names: list[str], device: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
+def train_all(splits: Splits, world_size: int, folder: Path, names: list[str], device: dict) -> dict[str, dict]:
     return {name: train(splits, world_size, folder, RUNS[name], device) for name in names}
 
 

@@ -22,9 +22,7 @@ def make_splits(folder: Path) -> Splits:
     return Splits("tiny", make_tables(rows[:14])[0], make_tables(rows[14:])[0])
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param({}, id="cpu"), pytest.param(ON_GPU, id="gpu", marks=pytest.mark.gpu(2))]
-)
+@pytest.fixture(scope="module", params=[{}, pytest.param(ON_GPU, marks=pytest.mark.gpu(2))], ids=["cpu", "gpu"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list[dict]]:
     """(one process, [rank 0, rank 1]) of every run that a chosen test needs."""
     folder = tmp_path_factory.mktemp("ddp")

@@ -27,11 +27,11 @@ def begin() -> list[dict[str, Any]]:
     dist.init_process_group("gloo")
     LeanDDP.root_device = torch.device("cpu")  # type: ignore[assignment,method-assign]
     found = []
-    for compiled in (False, True):
+    for compiled, given in ((False, {}), (True, {}), (True, {"bucket_cap_mb": 7})):
         net = EmbeddingNet("test_efficientnet", 8, pretrained=False, image_size=32, batch_norm="frozen")
         learner: Any = MetricLearner(net, ProxyAnchorLoss(2, 8))
         learner.compiled = net.forward if compiled else None
-        strategy: Any = LeanDDP()
+        strategy: Any = LeanDDP(**given)
         strategy.connect(learner)
         states = [*learner.parameters(), *learner.buffers()]
         for state in states:
@@ -43,13 +43,15 @@ def begin() -> list[dict[str, Any]]:
         learner.net.backbone.bn1.running_mean.fill_(dist.get_rank() + 5)
         strategy.model(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
         mean = learner.net.backbone.bn1.running_mean[0].item()
-        found.append({"one_bucket": strategy.model.gradient_as_bucket_view, "begun": begun, "mean": mean})
+        views, bucket = strategy.model.gradient_as_bucket_view, strategy.model.bucket_bytes_cap / 2**20
+        found.append({"views": views, "bucket": bucket, "begun": begun, "mean": mean})
     return found
 
 
 def test_all_begin_with_the_weights_and_statistics_of_the_first(tmp_path: Path) -> None:
     for rank, found in enumerate(run_processes(begin, world_size=2, folder=tmp_path)):
-        assert found == [{"one_bucket": compiled, "begun": {1.0}, "mean": 5.0 + rank} for compiled in (False, True)]
+        assert [(each.pop("views"), each.pop("bucket")) for each in found] == [(False, 25), (True, 100_000), (True, 7)]
+        assert found == [{"begun": {1.0}, "mean": 5.0 + rank}] * 3
 
 
 # ---- batch norm

@@ -19,6 +19,7 @@ _ANY_TYPE = (
     "logger.wandb.name",
     "trainer.gradient_clip_val",
     "recall_k",
+    "dataset.images.resize",
     "compile",
     "trainer.precision",
     "trainer.devices",

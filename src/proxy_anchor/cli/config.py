@@ -114,14 +114,13 @@ def describe_training(cfg: DictConfig, net: EmbeddingNet) -> str:
     from proxy_anchor.data.augment import described_colors
 
     colors = described_colors(cfg.dataset.images)
-    searched = " and ".join(net.search_with)
     pooling = "its own" if isinstance(net.pool, Identity) else cfg.backbone.pooling.replace("auto", "avg+max")
     return (
         f"network: {cfg.backbone.name}, pooling {pooling}, {cfg.embedding_dim}-d; {cfg.trainer.max_epochs} epochs of "
         f"batches of {cfg.data.batch_size}, {cfg.optimizer.warmup_epochs} of them warm-up; "
         f"{_described(cfg.optimizer)}, {_described(cfg.scheduler)}; batch norm {cfg.batch_norm}"
         f"{f'; colours {colors}' if colors else ''}; drop path {cfg.backbone.drop_path:g}, no dropout"
-        f"{f'; searched with {searched}, {net.embedding_dim}-d' if searched else ''}"
+        f"{f'; searched with {net.search_with}, {net.embedding_dim}-d' if net.search_with else ''}"
     )
 
 
@@ -261,8 +260,8 @@ def nested_dims(cfg: DictConfig) -> list[int]:
     """Numbers of leading dimensions that `Nested` trains as embeddings of their own."""
     regularisers = (cfg.get("regulariser") or {}).values()  # a checkpoint may be older than this key
     nested = [each for each in regularisers if each["_target_"].endswith(".Nested")]
-    if nested and "features" in (cfg.backbone.get("search_with") or ()):
-        raise UsageError("regulariser=nested trains the head's embeddings: leave features out of backbone.search_with.")
+    if nested and "features" in (cfg.backbone.get("search_with") or ""):
+        raise UsageError("regulariser=nested trains the head: leave features out of backbone.search_with.")
     return sorted({dim for each in nested for dim in each.get("dims", ())})
 
 

@@ -196,7 +196,7 @@ class CentralCrop:
 
     @classmethod
     def of(cls, images: Mapping[str, Any]) -> CentralCrop:
-        """Of the searched images, by the settings `dataset.images`."""
+        """The crop of searched images, from `dataset.images`."""
         return cls(images.get("eval_crop") or images["crop"], images["resize"])
 
     def __str__(self) -> str:

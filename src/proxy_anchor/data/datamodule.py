@@ -108,7 +108,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.order = self.make_order() if len(splits.train) else None
         colors = RandomColors(brightness, contrast, saturation, hue, grayscale, seed)
         self.train_crops = RandomCrops(crop, scale, flip, seed, colors)
-        self.eval_crop = CentralCrop(crop if eval_crop is None else eval_crop, resize)
+        self.eval_crop = CentralCrop.of({"crop": crop, "eval_crop": eval_crop, "resize": resize})
         self.train_images = ImageDataset(splits.train, self.train_crops)
         # One loader per searched table; its role is (name of the set, whether it is the gallery).
         self.eval_images: list[ImageDataset] = []

@@ -118,7 +118,7 @@ def _write_onnx(net: EmbeddingNet, folder: Path) -> None:
     program = torch.onnx.export(traced, dynamo=True, input_names=["images"], output_names=["embeddings"], verbose=False)
     assert program is not None
     images = net.describe()["images"]
-    program.model.metadata_props.update({key: str(value) for key, value in images.items()})
+    program.model.metadata_props.update({key: str(value) for key, value in images.items() if value is not None})
     program.save(folder / ONNX_FILE)
 
 

@@ -15,7 +15,7 @@ _NEIGHBOURS, _AGREEING = 10, 7
 
 def published_features() -> EmbeddingNet:
     """EfficientNet-Lite0 with ImageNet weights: its pooled features, of unit length."""
-    return EmbeddingNet("tf_efficientnet_lite0", pooling="avg", search_with=["features"])
+    return EmbeddingNet("tf_efficientnet_lite0", pooling="avg", search_with="features")
 
 
 def near_findings(splits: Splits, embedder: Embedder, similarity: float) -> list[tuple[Finding, list[Entry]]]:

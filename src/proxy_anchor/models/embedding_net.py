@@ -48,14 +48,13 @@ class EmbeddingNet(SharedNet):
             skipped for an image in training; timm's rates grow with depth. All other random layers of timm (dropout,
             DropBlock) are off.
         search_with: how evaluation embeds, in place of the head alone. "features": by the pooled features before the
-            head, normalised (Bordes et al. 2022, arXiv 2206.13378: what is trained behind them suits the training
-            classes). "flip": by the mean of an image's embedding and its mirror image's, normalised.
+            head, normalised (Bordes et al. 2022, arXiv 2206.13378). "flip": by the mean of the embeddings of an image
+            and its mirror image, normalised. "features+flip": both.
         mean, std: per RGB channel of pixels in [0, 1]; None uses those that the weights were trained with.
 
     Attributes:
         prepare: how `Retriever` and exports prepare an image: the shorter side to image_size x 8/7, then the central
             square, unless the network was read with another preprocessing, or you assign one.
-        embedding_dim: D of evaluation: the head's, or F, the number of pooled features.
         about, card: see `SharedNet`.
 
     Raises UsageError for an unknown backbone, a pooling or drop_path that does not fit it, or weights that cannot be
@@ -73,7 +72,7 @@ class EmbeddingNet(SharedNet):
         weights: str | None = None,
         batch_norm: str = "frozen_statistics",
         drop_path: float = 0.0,
-        search_with: Sequence[str] | None = None,
+        search_with: str | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
@@ -94,11 +93,9 @@ class EmbeddingNet(SharedNet):
             "image_size": image_size,
             "batch_norm": batch_norm,
         }
-        self.search_with = [search_with] if isinstance(search_with, str) else list(search_with or ())
-        for each in self.search_with:
-            check_choice("backbone.search_with", each, ["features", "flip"])
-        if self.search_with:  # only if it is given, as drop_path
-            self.config["search_with"] = self.search_with
+        if search_with is not None:  # only if it is given, as drop_path
+            check_choice("backbone.search_with", search_with, ["features", "flip", "features+flip"])
+            self.config["search_with"] = search_with
         feature_map, num_features, timm_kwargs = inspect_backbone(backbone, pooling, image_size)
         if drop_path:
             # Only if it is on, so that configs of other networks stay as they were before this key existed.
@@ -121,7 +118,6 @@ class EmbeddingNet(SharedNet):
         self.head = nn.Linear(num_features, embedding_dim)
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
-        self.embedding_dim = num_features if "features" in self.search_with else embedding_dim
 
         for name, given in {"mean": mean, "std": std}.items():
             values = tuple(trained_with[name] if given is None else given)
@@ -136,6 +132,16 @@ class EmbeddingNet(SharedNet):
     def from_config(cls, config: dict) -> EmbeddingNet:
         """Build the network of a `.config`, with random weights."""
         return cls(**config, pretrained=False, weights=None)
+
+    @property
+    def search_with(self) -> str:
+        """See the class; "" for the head."""
+        return self.config.get("search_with", "")
+
+    @property
+    def embedding_dim(self) -> int:
+        """D of evaluation: the head's, or F, the number of pooled features."""
+        return self.head.in_features if "features" in self.search_with else self.head.out_features
 
     def _batch_norms(self) -> Iterator[nn.Module]:
         return (module for module in self.backbone.modules() if isinstance(module, _BATCH_NORMS))

@@ -70,7 +70,11 @@ def recall_by(figure: str, runs: Sequence[Run], *, k: int = 1) -> Figure:
     from pandas import DataFrame  # takes half a second to import, and train.py does not need it
 
     label, key, *following = VARIED[figure]
-    rows = [(identity(run, key, *following), _name(run), settings(run.config).get(key), run.recall(k)) for run in runs]
+    rows = []
+    for run in runs:
+        own = settings(run.config)  # without resize=null: whole images are another method than the crops of a size
+        alike = identity(run, key, *following), "dataset.images.resize" in own
+        rows.append((alike, _name(run), own.get(key), run.recall(k)))
     lines = DataFrame(rows, columns=["alike", "name", "value", "recall"]).groupby(["alike", "name"], sort=False)
     spreads = [(name, line.groupby("value")["recall"].agg(["mean", "std", "count"])) for (_, name), line in lines]
     if not (drawn := [(name, spread) for name, spread in spreads if len(spread) > 1]):

@@ -128,7 +128,8 @@ def _is_row(config: Mapping[str, Any], row: Row) -> bool:
     *looks, batch_size = _looks(config)
     # Defaults are those of the paper's text: BN-Inception, 512 dimensions, 224 pixels.
     printed = [row.method, row.dimension or 512, row.backbone or "bninception", row.crop or 224]
-    return looks == printed and row.batch_size in (None, batch_size)
+    of_head = "features" not in (config["backbone"].get("search_with") or "")  # of embedding_dim numbers
+    return of_head and looks == printed and row.batch_size in (None, batch_size)
 
 
 def _with_ours(row: Row, group: Sequence[Run], contracts: Sequence[Contract], label: str, dataset: str) -> Row:

@@ -270,7 +270,7 @@ def differences(config: Mapping[str, Any], contract: Mapping[str, Any]) -> list[
 
 
 def _text(values: Mapping[str, Any], key: str) -> str:
-    return str(values[key]) if key in values else "absent"
+    return str(values[key]) if key in values else "null or absent"
 
 
 def told_apart(

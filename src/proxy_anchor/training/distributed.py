@@ -164,7 +164,7 @@ class LeanDDP(DDPStrategy):
     """Lightning's `ddp` for a MetricLearner, with the same result.
 
     torch's wrapper
-    - averages the gradients of a compiled network in one bucket, which they are views of;
+    - averages the gradients of a compiled network in one bucket, without copying them into it and back;
     - runs on the stream that computes: Lightning wraps on a stream of its own, with which torch then synchronises for
       every parameter in each step;
     - does not broadcast statistics before each step where they are equal anyway: frozen, or synchronised.
@@ -172,16 +172,14 @@ class LeanDDP(DDPStrategy):
     Arguments that are given to the strategy prevail.
     """
 
-    def configure_ddp(self) -> None:
-        """Broadcast the weights of rank 0, and wrap the module."""
+    def _setup_model(self, model: LightningModule) -> DistributedDataParallel:  # type: ignore[override]
+        """Wrap the module; all begin with the weights of rank 0."""
         learner: Any = self.lightning_module  # a MetricLearner, whose module imports this one
+        arguments = ONE_BUCKET if learner.compiled is not None else {}
         # On CPUs each rank has statistics of its own (see `SyncBatchNorms`).
         if self.root_device.type == "cuda" or learner.net.batch_norm != "train":
-            _sync_module_states(learner)  # statistics too, which the wrapper may not send
-            self._ddp_kwargs.setdefault(_SENDS_STATISTICS, False)
-        if learner.compiled is not None:
-            self._ddp_kwargs = ONE_BUCKET | self._ddp_kwargs
-        super().configure_ddp()
-
-    def _setup_model(self, model: LightningModule) -> DistributedDataParallel:  # type: ignore[override]
-        return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+            _sync_module_states(learner)  # statistics too, which the wrapper does not send
+            arguments = arguments | {_SENDS_STATISTICS: False}
+        return DistributedDataParallel(
+            model, device_ids=self.determine_ddp_device_ids(), **arguments | self._ddp_kwargs
+        )
