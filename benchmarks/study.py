@@ -290,6 +290,7 @@ STUDIES = {
     "cars_half_methods_seconds": seconds_of_methods,
     **{f"{name}_recipe_search": partial(recipe_search, name) for name in SETS},
     "cars_half_best": lambda: by_seed("", range(1, 4), "experiment=cars_best", *CARS),
+    "cars_half_best_central": lambda: by_seed("", range(1, 4), "experiment=cars_best", *CARS, SMALL_BORDER[0]),
     "cub_half_best": lambda: by_seed("", range(1, 4), *CUB_BEST),
     "cars_half_seconds": lambda: at_their_best("cars_half_losses", SEARCHED, CARS, seeds=[1]),
     "cars_half_dimension": dimensions,
