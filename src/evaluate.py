@@ -32,8 +32,10 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
     checks.check_use(cfg, "evaluate")
     saved = load_checkpoint(checkpoint_of(cfg.checkpoint))
-    net = load_embedding_net(saved)
     trained = OmegaConf.create(saved.metadata["config"])
+    if cfg.search_with is not None:
+        trained.backbone.search_with = saved.metadata["model"]["search_with"] = cfg.search_with
+    net = load_embedding_net(saved)
     set_float32_precision(trained.float32_precision)
     if cfg.dataset.name == "from_checkpoint":
         recall_k = trained.recall_k

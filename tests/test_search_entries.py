@@ -195,6 +195,9 @@ def test_export_commands(here: Path, run: Callable) -> None:
 def test_remaining_commands(here: Path, run: Callable) -> None:
     [evaluate] = of("evaluate.py")
     assert "k_reciprocal_map_at_r" in run(evaluate)
+    ways = ["nmi=false", "search_with=features+flip", "search_with=flip"]  # the first: as trained
+    trained, same, other = (run_ok("evaluate.py", "checkpoint=runs/first", each, cwd=here) for each in ways)
+    assert trained == same != other
     [benchmark] = [command for command in COMMANDS if "benchmarks/" in command]
     assert "folder / ceiling %" in run(benchmark)
     rows = [json.loads(line) for line in (here / "speed" / "retrieval.jsonl").read_text().splitlines()]
@@ -227,6 +230,7 @@ FIRST = "checkpoint=runs/first gallery=my_pictures"
         ("app.py", f"{FIRST} compare=nothing", "no such file"),
         ("search.py", f"{FIRST} query=query.jpg false_accept_rate=0", "false_accept_rate=0: expected a finite number"),
         ("evaluate.py", "checkpoint=runs/first output=my_pictures", "expected a file"),
+        ("evaluate.py", "checkpoint=runs/first search_with=mirror", "search_with=mirror is not known; choose one of"),
         ("evaluate.py", "checkpoint=runs/first data.num_workers=-1", "data.num_workers=-1: expected a whole number"),
     ],
 )
