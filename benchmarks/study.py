@@ -9,7 +9,7 @@ not those of one alone. `python benchmarks/study.py --list` names the studies an
 `*_methods` train every loss, or what is added to Proxy-Anchor, with its best settings of `*_search`, which tries the
 same number of settings for each (eight of a loss, two of a method) on held-out training classes, evaluated every fifth
 epoch, as the runs of `*_methods` are; the choice looks at no test class. `*_recipe_search` tries changes of recipes on
-half of the training classes. `*_seconds` and `*_best` are for one run at a time: `--jobs 1`, and nothing else on the
+half of the training classes. `*_seconds` and `*_best*` are for one run at a time: `--jobs 1`, and nothing else on the
 GPU.
 
 The file is long because it holds the settings of every study.

@@ -188,7 +188,8 @@ def test_export_commands(here: Path, run: Callable) -> None:
             assert "largest difference from the checkpoint" in run(command)
     [example] = [command for command in COMMANDS if "onnx_search" in command]
     assert len(run(example).splitlines()) == 5
-    assert "## Results" in (here / "to_share" / "README.md").read_text()
+    card = r"pooled features, .*whole image is.*\n- batch norm.*searched with features\+flip\n- .*## Results"
+    assert re.search(card, (here / "to_share" / "README.md").read_text(), re.S)
     run("python src/search.py checkpoint=to_share index=other_index gallery=my_pictures query=query.jpg")
 
 

@@ -126,10 +126,6 @@ def snapshot(learner: MetricLearner) -> dict[str, Tensor]:
     return {key: value.to("cpu", copy=True) for key, value in learner.state_dict().items()}
 
 
-def train_synchronised(splits: Splits, world_size: int, folder: Path) -> dict[str, Any]:
-    return train(splits, world_size, folder, {"batch_norm": "train"}, ON_GPU)
-
-
 def train_all(splits: Splits, world_size: int, folder: Path, names: list[str], device: dict) -> dict[str, dict]:
     return {name: train(splits, world_size, folder, RUNS[name], device) for name in names}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_runs import ON_GPU, PARTS, RUNS, part, train_all, train_synchronised
+from ddp_runs import ON_GPU, PARTS, RUNS, part, train, train_all
 from pictures import write_noise_images
 from processes import run_processes
 
@@ -62,8 +62,9 @@ def test_recall_of_33_images_is_that_of_one_process(results: tuple[dict, list[di
 @pytest.mark.gpu(2)  # torch synchronises batch norm on GPUs only
 def test_batch_norm_that_trains_counts_over_both_gpus(tmp_path: Path) -> None:
     splits = make_splits(tmp_path)
-    single = train_synchronised(splits, 1, tmp_path)
-    ranks = run_processes(train_synchronised, splits, 2, tmp_path, world_size=2, folder=tmp_path)
+    run = (tmp_path, {"batch_norm": "train"}, ON_GPU)
+    single = train(splits, 1, *run)
+    ranks = run_processes(train, splits, 2, *run, world_size=2, folder=tmp_path)
     for which in PARTS:
         assert (part(single["after"], which) - part(single["before"], which)).abs().max() > 5e-4, which
         for rank in ranks:

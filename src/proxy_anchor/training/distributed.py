@@ -164,7 +164,7 @@ class LeanDDP(DDPStrategy):
     """Lightning's `ddp` for a MetricLearner, with the same result.
 
     torch's wrapper
-    - averages the gradients of a compiled network in one bucket, without copying them into it and back;
+    - averages the gradients of a compiled network in one bucket, and leaves them in it: nothing is copied back;
     - runs on the stream that computes: Lightning wraps on a stream of its own, with which torch then synchronises for
       every parameter in each step;
     - does not broadcast statistics before each step where they are equal anyway: frozen, or synchronised.
