@@ -108,6 +108,7 @@ LONG = [*BETTER["cub_half"], *COSINE]
 CHANGES = {
     "start": [],
     "seed2": ["seed=2"],
+    "fold1": ["validation.fold=1"],
     "eval256": ["dataset.images.eval_crop=256", "dataset.images.resize=292"],
     "resize304": ["dataset.images.resize=304"],
     "squash": ["dataset.images.resize=null"],
@@ -115,6 +116,8 @@ CHANGES = {
     "crop288": ["dataset.images.crop=288"],
     "dim1024": ["embedding_dim=1024"],
     "ema": ["callbacks=ema"],
+    "ema0.995": ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.995"],
+    **{each.replace("+", "_and_"): [f"backbone.search_with={each}"] for each in ("features", "flip", "features+flip")},
     "layer_decay0.8": ["optimizer.layer_decay=0.8"],
     "lite2": ["backbone=tf_efficientnet_lite2"],
     "proxy_synthesis": ["regulariser=proxy_synthesis"],
@@ -136,7 +139,8 @@ TRIED = {
         "": FIRST,
         "better_": "start resize304 drop_path0.6 cosine80",
         "long_": "crop288 dim1024 layer_decay0.8 drop_path0.6 colors gem metrix lr2e-4 metrix+dim1024 "
-        "metrix+dim1024+drop_path0.6",
+        "metrix+dim1024+drop_path0.6 features flip features_and_flip ema0.995+features_and_flip fold1 "
+        "fold1+features_and_flip fold1+ema0.995+features_and_flip",
     },
 }
 CUB_BEST = ["experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]]  # its own network
@@ -220,6 +224,15 @@ def dimensions() -> Runs:
     return {f"dim{dim}": [*CARS, *FAST, f"embedding_dim={dim}"] for dim in (32, 64, 128, 256, 1024)}
 
 
+def alpha_delta() -> Runs:
+    """The paper's grid of alpha and delta."""
+    grid = itertools.product((4, 8, 16, 32, 64), (0, 0.1, 0.2, 0.3, 0.4))
+    fast = [*CARS, *FAST, EVERY_FIFTH, "seed=1"]
+    return {
+        f"alpha{alpha}_delta{delta}": [*fast, f"loss.alpha={alpha}", f"loss.delta={delta}"] for alpha, delta in grid
+    }
+
+
 def batch_sizes() -> Runs:
     """The paper's recipe by batch size, with its 40 epochs and with as many steps as a batch of 180 takes in them.
 
@@ -292,7 +305,9 @@ STUDIES = {
     "cars_half_best": lambda: by_seed("", range(1, 4), "experiment=cars_best", *CARS),
     "cars_half_best_central": lambda: by_seed("", range(1, 4), "experiment=cars_best", *CARS, SMALL_BORDER[0]),
     "cub_half_best": lambda: by_seed("", range(1, 4), *CUB_BEST),
+    "cub_half_best_head": lambda: by_seed("", range(1, 4), *CUB_BEST, "backbone.search_with=null"),
     "cars_half_seconds": lambda: at_their_best("cars_half_losses", SEARCHED, CARS, seeds=[1]),
+    "cars_half_alpha_delta": alpha_delta,
     "cars_half_dimension": dimensions,
     "cars_half_batch_size": batch_sizes,
     "cars_half_image_size": image_sizes,
