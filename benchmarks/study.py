@@ -105,6 +105,7 @@ BETTER = {
     "cub_half": [*SMALL_BORDER, "backbone=tf_efficientnet_lite2"],
 }
 LONG = [*BETTER["cub_half"], *COSINE]
+MIRRORED = [*LONG, "backbone.search_with=features+flip"]
 CHANGES = {
     "start": [],
     "seed2": ["seed=2"],
@@ -116,8 +117,12 @@ CHANGES = {
     "crop288": ["dataset.images.crop=288"],
     "dim1024": ["embedding_dim=1024"],
     "ema": ["callbacks=ema"],
-    "ema0.995": ["callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.995"],
-    **{each.replace("+", "_and_"): [f"backbone.search_with={each}"] for each in ("features", "flip", "features+flip")},
+    **{f"ema{decay}": ["callbacks=ema", f"callbacks.ema.multi_avg_fn.decay={decay}"] for decay in (0.995, 0.998)},
+    **{each: [f"backbone.search_with={each}"] for each in ("features", "flip")},
+    "alpha16": ["loss.alpha=16"],
+    "metrix_features": ["regulariser=metrix_features"],
+    "frozen": ["batch_norm=frozen"],
+    "epochs40": ["trainer.max_epochs=40"],
     "layer_decay0.8": ["optimizer.layer_decay=0.8"],
     "lite2": ["backbone=tf_efficientnet_lite2"],
     "proxy_synthesis": ["regulariser=proxy_synthesis"],
@@ -129,7 +134,7 @@ CHANGES = {
     "lr2e-4": ["optimizer.lr=2e-4"],
 }
 FIRST = "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix"
-# Which changes were tried of the start, of BETTER and of LONG; several together are joined by "+".
+# Which changes were tried of the start, of BETTER, LONG and MIRRORED; several together are joined by "+".
 TRIED = {
     "cars_half": {
         "": FIRST,
@@ -139,8 +144,20 @@ TRIED = {
         "": FIRST,
         "better_": "start resize304 drop_path0.6 cosine80",
         "long_": "crop288 dim1024 layer_decay0.8 drop_path0.6 colors gem metrix lr2e-4 metrix+dim1024 "
-        "metrix+dim1024+drop_path0.6 features flip features_and_flip ema0.995+features_and_flip fold1 "
-        "fold1+features_and_flip fold1+ema0.995+features_and_flip",
+        "metrix+dim1024+drop_path0.6 features flip fold1",
+        "mirrored_": " ".join(
+            f"{each} {each}+fold1"
+            for each in (
+                "start",
+                "ema0.995",
+                "ema0.998",
+                "alpha16",
+                "metrix_features",
+                "frozen",
+                "epochs40",
+                "drop_path0.6",
+            )
+        ),
     },
 }
 CUB_BEST = ["experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]]  # its own network
@@ -274,7 +291,7 @@ def label_noise() -> Runs:
 def recipe_search(images: str) -> Runs:
     """Changes of a recipe, trained on half of the training classes and searched in the other half."""
     held_out = ["validation=folds", "validation.num_folds=2", "validation.fold=0", "trainer.check_val_every_n_epoch=10"]
-    starts = {"": [], "better_": BETTER[images], "long_": LONG}
+    starts = {"": [], "better_": BETTER[images], "long_": LONG, "mirrored_": MIRRORED}
     return {
         f"{prefix}{name}": [
             *STARTS[images],

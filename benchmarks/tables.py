@@ -21,9 +21,9 @@ import pandas
 import scale
 from omegaconf import OmegaConf
 
-from proxy_anchor.reports.figures import empty_figure, recall_curves
+from proxy_anchor.reports.figures import alpha_delta_map, empty_figure, recall_curves
 from proxy_anchor.reports.paper import paper_results
-from proxy_anchor.reports.runs import flat, training_seconds
+from proxy_anchor.reports.runs import Run, flat, training_seconds
 from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table, paired_difference
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -262,7 +262,7 @@ def alpha_delta() -> Rows:
     """Best Recall@1 over alpha and delta."""
     rows = []
     for delta in ("0.4", "0.3", "0.2", "0.1", "0"):
-        names = {alpha: f"alpha{alpha}_delta{delta}/result" for alpha in (4, 8, 16, 32, 64)}
+        names = {alpha: f"alpha{alpha}_delta{delta}" for alpha in (4, 8, 16, 32, 64)}
         own = {alpha: recall(read(name, folder="cars_half_alpha_delta"), "best") for alpha, name in names.items()}
         rows.append({"delta": delta} | {f"alpha {alpha}": value for alpha, value in own.items()})
     return rows
@@ -593,8 +593,12 @@ def current(text: str) -> str:
 
 
 def pictures() -> dict[str, Any]:
-    """{name: figure} of docs/results.md whose runs are in records; that of alpha and delta is by `report.py`."""
+    """{name: figure} of docs/results.md."""
+    grid = read(
+        *(file.stem for file in (RESULTS / "cars_half_alpha_delta").glob("*.json")), folder="cars_half_alpha_delta"
+    )
     figures = {
+        "alpha_delta": alpha_delta_map([Run(run["config"], run, "", "cars", "cars") for run in grid]),
         "losses_by_epoch": recall_curves(by_name("cars_half_losses")),
         "losses_by_seconds": recall_curves(by_name("cars_half_seconds"), against="seconds"),
     }
