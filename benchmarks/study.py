@@ -142,9 +142,9 @@ TRIED = {
     },
     "cub_half": {
         "": FIRST,
-        "better_": "start resize304 drop_path0.6 cosine80",
+        "better_": "start resize304 drop_path0.6 cosine80 cosine80+fold1",
         "long_": "crop288 dim1024 layer_decay0.8 drop_path0.6 colors gem metrix lr2e-4 metrix+dim1024 "
-        "metrix+dim1024+drop_path0.6 features flip fold1",
+        "metrix+dim1024+drop_path0.6 features flip",
         "mirrored_": " ".join(
             f"{each} {each}+fold1"
             for each in (

@@ -29,6 +29,7 @@ from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table,
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = REPOSITORY / "docs" / "results", REPOSITORY / "benchmarks" / "results"
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+GRID = RESULTS / "cars_half_alpha_delta"
 SETS = {"Cars-196": "cars_half", "CUB-200-2011": "cub_half"}
 NAMES = {"losses": "loss", "methods": "method"}
 Rows = list[dict[str, Any]]
@@ -260,12 +261,11 @@ def worst_classes() -> Rows:
 
 def alpha_delta() -> Rows:
     """Best Recall@1 over alpha and delta."""
-    rows = []
-    for delta in ("0.4", "0.3", "0.2", "0.1", "0"):
-        names = {alpha: f"alpha{alpha}_delta{delta}" for alpha in (4, 8, 16, 32, 64)}
-        own = {alpha: recall(read(name, folder="cars_half_alpha_delta"), "best") for alpha, name in names.items()}
-        rows.append({"delta": delta} | {f"alpha {alpha}": value for alpha, value in own.items()})
-    return rows
+    found = {file.stem: recall(read(file.stem, folder=file.parent.name), "best") for file in GRID.glob("*.json")}
+    return [
+        {"delta": delta} | {f"alpha {alpha}": found.get(f"alpha{alpha}_delta{delta}") for alpha in (4, 8, 16, 32, 64)}
+        for delta in ("0.4", "0.3", "0.2", "0.1", "0")
+    ]
 
 
 def varied(study: str, shared: str, *settings: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
@@ -325,19 +325,47 @@ def image_sizes() -> Rows:
 def recipe_search(study: str) -> Rows:
     """Changes of a recipe, one run each, by Recall@1 in the half of the training classes that did not train."""
     [start] = read("start", folder=study)
-    runs = read(*sorted(file.stem for file in (RESULTS / study).glob("*.json")), folder=study)
+    names = {file.stem for file in (RESULTS / study).glob("*.json")} - {*itertools.chain(*IN_TWO_FOLDS)}
+    runs = read(*sorted({*names, "better_cosine80"}), folder=study)
     rows = []
     for run in sorted(runs, key=lambda each: -each["last"]["recall"]["1"]):
-        own = [each for each in run["command"].split() if each not in start["command"].split()]
-        values = dict(each.split("=", 1) for each in own)  # of two the last counts
-        before, after = (OmegaConf.create(each["config"]) for each in (start, run))
-        changes = [
-            f"{key}={values[key]}" for key in values if OmegaConf.select(before, key) != OmegaConf.select(after, key)
-        ]
-        row = {"changed": ", ".join(f"`{each.removeprefix('dataset.images.')}`" for each in changes) or "nothing"}
+        row = {"changed": changes(start, run)}
         row |= {f"{epoch} Recall@1": f"{100 * run[epoch]['recall']['1']:.1f}" for epoch in ("last", "best")}
         rows.append(row | {"best epoch": run["best"]["epoch"]})
     return rows
+
+
+IN_TWO_FOLDS = [
+    (file.stem.removesuffix("+fold1"), file.stem) for file in (RESULTS / "cub_half_recipe_search").glob("*+fold1.json")
+]
+
+
+def two_folds() -> Rows:
+    """Changes of the long recipe on CUB, and of how it searches, by Recall@1 in both halves of the training classes."""
+    rows = []
+    [start] = read("better_cosine80", folder="cub_half_recipe_search")
+    for names in IN_TWO_FOLDS:
+        runs = read(*names, folder="cub_half_recipe_search")
+        row = {"changed": changes(start, runs[0])}
+        row |= {f"last, fold {fold}": recall([run], "last") for fold, run in enumerate(runs)}
+        rows.append(
+            row
+            | {
+                f"{epoch}, mean": Spread.of(100 * run[epoch]["recall"]["1"] for run in runs)
+                for epoch in ("last", "best")
+            }
+        )
+    rows.sort(key=lambda row: -row["last, mean"].mean)
+    return [row | {key: f"{row[key].mean:.1f}" for key in ("last, mean", "best, mean")} for row in rows]
+
+
+def changes(start: dict[str, Any], run: dict[str, Any]) -> str:
+    """The overrides of a run that change a setting of the start."""
+    own = [each for each in run["command"].split() if each not in start["command"].split()]
+    values = dict(each.split("=", 1) for each in own)  # of two the last counts
+    before, after = (OmegaConf.create(each["config"]) for each in (start, run))
+    changed = [key for key in values if OmegaConf.select(before, key) != OmegaConf.select(after, key)]
+    return ", ".join(f"`{key.removeprefix('dataset.images.')}={values[key]}`" for key in changed) or "nothing"
 
 
 def best_recipes() -> Rows:
@@ -348,6 +376,7 @@ def best_recipes() -> Rows:
         (cars, "cars_half_best", "experiment=cars_best"),
         (cars, "cars_half_best_central", "experiment=cars_best dataset.images.resize=288"),
         (cub, "cub_half_best", "experiment=cub_best"),
+        (cub, "cub_half_best_head", "experiment=cub_best backbone.search_with=null"),
     ):
         runs = [run for each in by_name(folder).values() for run in each]
         alone = [run for run in runs if run["parallel_jobs"] == 1]
@@ -557,6 +586,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
             batch_sizes,
             image_sizes,
             methods_seconds,
+            two_folds,
             best_recipes,
             throughput,
             devices,

@@ -14,9 +14,6 @@ import torch
 import yaml
 from commands import REPOSITORY
 
-from proxy_anchor.reports.figures import alpha_delta_map
-from proxy_anchor.reports.runs import read_runs
-
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 
@@ -75,9 +72,8 @@ def test_tables_of_the_documents_are_what_the_records_say(tables):
     assert {*found} == {*tables.TABLES, *tables.COMPUTED}
 
 
-def test_runs_of_the_grid_have_the_settings_that_name_them_and_are_drawn():
-    folder = REPOSITORY / "docs" / "results"
-    assert alpha_delta_map(read_runs(folder / "cars_half_alpha_delta")).axes[0].images[0].get_array().shape == (5, 5)
-    for file in sorted(folder.glob("cars_half_alpha_delta/*/config.yaml")):
-        loss = yaml.safe_load(file.read_text())["loss"]
-        assert file.parent.name == f"alpha{loss['alpha']}_delta{loss['delta']:g}"
+def test_runs_of_the_grid_have_the_settings_that_name_them_and_are_drawn(tables):
+    assert tables.pictures()["alpha_delta"].axes[0].images[0].get_array().shape == (5, 5)
+    for file in tables.GRID.glob("*.json"):
+        loss = json.loads(file.read_text())["config"]["loss"]
+        assert file.stem == f"alpha{loss['alpha']:g}_delta{loss['delta']:g}"
