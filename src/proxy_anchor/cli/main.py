@@ -232,8 +232,8 @@ def report_failed(kind: str, failed: list[str], number: int, run: str) -> None:
     """Raise UsageError where some of a number of runs, or trials, have failed."""
     if failed:
         raise UsageError(
-            f"{len(failed)} of {number} {kind} failed ({', '.join(failed)}; see {FAILURE_FILE} in their folders); the "
-            f"same command with run={run} repeats them."
+            f"{len(failed)} of {number} {kind} failed ({', '.join(failed)}; see {FAILURE_FILE} in their folders, "
+            f"unless another run holds them); the same command with run={run} repeats them."
         )
 
 
