@@ -127,19 +127,22 @@ class RecallAtK(Metric):
         """Embeddings of all ranks on the CPU, each image once, in dataset order.
 
         Returns [queries (Q, D)] or [queries (Q, D), gallery (N, D)]. Collective: all ranks must call it.
+        Raises UsageError where no rank has a row.
         """
         with self.sync_context():
-            embeddings, indices = dim_zero_cat(self.embeddings), dim_zero_cat(self.indices)
-            in_gallery = dim_zero_cat(self.in_gallery)
-            parts = [~in_gallery, in_gallery] if in_gallery.any() else [~in_gallery]
-            return [embeddings[_distinct(indices, rows)].cpu() for rows in parts]
+            embeddings, _, _, queries, found = self._rows()
+            return [embeddings[rows].cpu() for rows in ([queries, found] if len(found) else [queries])]
 
-    def _search(self) -> dict[str, float]:
+    def _rows(self) -> tuple[Tensor, ...]:
+        """Embeddings, labels and dataset indices of all rows; positions of the distinct queries and gallery rows."""
         if not any(map(len, self.embeddings)):
             raise UsageError("RecallAtK: no embeddings were added since the last reset; call update before compute.")
-        embeddings, labels = dim_zero_cat(self.embeddings), dim_zero_cat(self.labels)
-        indices, in_gallery = dim_zero_cat(self.indices), dim_zero_cat(self.in_gallery)
-        queries, found = (_distinct(indices, rows) for rows in (~in_gallery, in_gallery))
+        states = (self.embeddings, self.labels, self.indices, self.in_gallery)
+        embeddings, labels, indices, in_gallery = map(dim_zero_cat, states)
+        return embeddings, labels, indices, _distinct(indices, ~in_gallery), _distinct(indices, in_gallery)
+
+    def _search(self) -> dict[str, float]:
+        embeddings, labels, indices, queries, found = self._rows()
         if self.num_images is not None and len(queries) + len(found) != self.num_images:
             raise UsageError(
                 f"RecallAtK: {len(queries) + len(found)} distinct images were seen, expected {self.num_images}; the "
