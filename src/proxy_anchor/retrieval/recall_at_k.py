@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.retrieval.metrics import as_ks, as_labels, recall_at_k
@@ -104,24 +105,17 @@ class RecallAtK(Metric):
             raise AgreedError(str(error)) from error
         return {key: torch.tensor(value, dtype=torch.float64, device=self.device) for key, value in recall.items()}
 
-    def sync(
-        self,
-        dist_sync_fn: Callable | None = None,
-        process_group: Any | None = None,
-        should_sync: bool = True,
-        distributed_available: Callable | None = None,
-    ) -> None:
+    def _sync_dist(self, dist_sync_fn: Callable = gather_all_tensors, process_group: Any | None = None) -> None:
         """As in the base class, which needs tensors of one kind on every rank, also where this one has no rows."""
-        if should_sync and not self._is_synced and (distributed_available or self.distributed_available_fn)():
-            group = process_group or self.process_group
-            widths: list[int] = [0] * torch.distributed.get_world_size(group)
-            own = self.embeddings[0].shape[1] if self.embeddings else 0
-            torch.distributed.all_gather_object(widths, own, group)
-            if own == 0 and (width := max(widths)):
-                self.embeddings.append(torch.zeros(0, width, device=self.device))
-                for name, dtype in {"labels": torch.int64, "indices": torch.int64, "in_gallery": torch.bool}.items():
-                    getattr(self, name).append(torch.zeros(0, dtype=dtype, device=self.device))
-        super().sync(dist_sync_fn, process_group, should_sync, distributed_available)
+        group = process_group or self.process_group
+        widths: list[int] = [0] * torch.distributed.get_world_size(group)
+        own = self.embeddings[0].shape[1] if self.embeddings else 0
+        torch.distributed.all_gather_object(widths, own, group)
+        if own == 0 and (width := max(widths)):
+            self.embeddings.append(torch.zeros(0, width, device=self.device))
+            for name, dtype in {"labels": torch.int64, "indices": torch.int64, "in_gallery": torch.bool}.items():
+                getattr(self, name).append(torch.zeros(0, dtype=dtype, device=self.device))
+        super()._sync_dist(dist_sync_fn, process_group)
 
     def gathered_embeddings(self) -> list[Tensor]:
         """Embeddings of all ranks on the CPU, each image once, in dataset order.
