@@ -47,12 +47,6 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         if (folder / name / "config.yaml").is_file():
             start.require_same(trial_config(cfg, shared, known.params, name), folder / name)
 
-    def run(trial: Any, place: Path) -> float:
-        job = trial_config(cfg, shared, trial.params, place.name)
-        if job.validation.name == "folds":
-            return selecting_recall(cross_validate(job, place))
-        return selecting_recall(train(job, place, [Pruning(trial)]))
-
     if not (is_worker := WORKER in os.environ):
         study.repeat_failed()
         if cfg.launcher.name == "local":
@@ -61,7 +55,10 @@ def tune(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         place = study.folder_of(trial)
         print(f"\n{place}: {' '.join(as_overrides(trial.params))}", flush=True)
         try:
-            study.study.tell(trial, run(trial, place))
+            job = trial_config(cfg, shared, trial.params, place.name)
+            in_folds = job.validation.name == "folds"
+            result = cross_validate(job, place) if in_folds else train(job, place, [Pruning(trial)])
+            study.study.tell(trial, selecting_recall(result))
             print(f"{place.name}: complete", flush=True)
         except TrialPruned:
             study.study.tell(trial, state=TrialState.PRUNED)

@@ -90,7 +90,7 @@ def test_a_failed_run_is_listed_and_the_others_finish(glyphs, tmp_path, monkeypa
     with composed("compare", *arguments) as cfg, pytest.raises(UsageError) as caught:
         compare(cfg, tmp_path / "x")
     assert str(caught.value).startswith(
-        "1 of 2 runs failed (triplet/seed1; see error.txt in their folders); the same command with run=x"
+        "1 of 2 runs failed (triplet/seed1; see error.txt in their folders, unless another run holds them); the same "
     )
     output = capsys.readouterr().out
     assert "failed: triplet, seed 1: KeyError: 'miner'" in output

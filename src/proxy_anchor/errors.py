@@ -65,13 +65,14 @@ def check_int(name: str, value: object, minimum: int, *, optional: bool = False)
 
 def check_number(
     name: str, value: object, minimum: float, *, maximum: float = math.inf, exclusive: bool = False
-) -> None:
-    """Raise UsageError unless `value` is a finite number in [minimum, maximum].
+) -> float:
+    """Return `value` as a float. Raises UsageError unless it is a finite number in [minimum, maximum].
 
     exclusive: in (minimum, maximum].
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < minimum or value > maximum or (exclusive and value == minimum):  # type: ignore[operator]
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and minimum <= number <= maximum) or (exclusive and number == minimum):
         bound = f"above {minimum:g}" if exclusive else f"of at least {minimum:g}"
         upper = "" if maximum == math.inf else f" and at most {maximum:g}"
         raise UsageError(f"{name}={value!r}: expected a finite number {bound}{upper}.")
+    return number

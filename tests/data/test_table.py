@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from proxy_anchor.data import table
-from proxy_anchor.data.table import ImageTable, Splits, make_splits, make_tables, natural_key
+from proxy_anchor.data.table import ImageTable, Splits, make_tables, natural_key
 from proxy_anchor.errors import UsageError
 
 
@@ -54,11 +54,6 @@ def test_splits_refuse_query_and_gallery_of_two_maps():
     [train], [query], [gallery] = make_tables(rows("t")), make_tables(rows("a")), make_tables(rows("b"))
     with pytest.raises(ValueError, match="one label map"):
         Splits("s", train, query, gallery)
-
-
-def test_tables_by_name():
-    assert list(make_splits("s", rows("a"), rows("b")).tables) == ["train", "query"]
-    assert list(make_splits("s", rows("a"), rows("b"), rows("b")).tables) == ["train", "query", "gallery"]
 
 
 def test_missing_files_are_counted_and_five_of_them_named(tmp_path):

@@ -411,8 +411,9 @@ def of_two_processes(x: Tensor, labels: Tensor) -> dict[str, object]:
         assert sum(map(len, metric.embeddings)) == 33 * (rank == of_all)
     metric.sync_on_compute = metric._to_sync = False  # this process alone
     assert rank == 0 or metric.compute() == found["shares"]
-    with pytest.raises(UsageError, match="no embeddings were added"):
-        RecallAtK().compute()
+    for collective in (RecallAtK().compute, RecallAtK().gathered_embeddings):
+        with pytest.raises(UsageError, match="no embeddings were added"):
+            collective()
     with pytest.raises(UsageError, match="dataset indices"):
         RecallAtK().update(x, labels)
     return found

@@ -16,11 +16,12 @@ import torch
 from families import LARGER, WITH_PATHS, WITHOUT_PATHS
 from torch._dynamo.utils import counters
 
-from proxy_anchor.errors import UsageError
+from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.losses.metrix import MetrixFeatures
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.training import compile as compile_module
+from proxy_anchor.training import distributed
 from proxy_anchor.training.callbacks import startup
 from proxy_anchor.training.callbacks.startup import Startup, check_compiled
 from proxy_anchor.training.compile import CompiledNet
@@ -302,6 +303,12 @@ def test_no_rank_goes_on_alone_where_another_has_no_memory_for_the_check(
     monkeypatch.setattr(startup, "run_once", lambda *_: pytest.fail("the other rank does not compute this"))
     fit(make_learner(compile=True), callbacks=[Startup(0.0)])
     assert "not checked: the plain float32 network" in capsys.readouterr().out
+
+
+def test_an_error_of_another_rank_ends_this_one_too(make_learner: Callable, fit: Callable, monkeypatch) -> None:
+    monkeypatch.setattr(distributed, "gather_objects", lambda value: [value, "images: float values"])
+    with pytest.raises(AgreedError, match="images: float values"):
+        fit(make_learner(compile=True), callbacks=[Startup(0.0)])
 
 
 def test_a_module_of_a_few_numbers_is_judged_with_its_parent() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_int, counted
-from proxy_anchor.utils import CLASSES_FILE, is_distributed, rank, write_json
+from proxy_anchor.utils import CLASSES_FILE, is_distributed, rank, write_json, write_text
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -186,14 +186,15 @@ def is_scored(cfg: DictConfig) -> bool:
 
 def write_beginning(cfg: DictConfig, folder: Path, splits: Splits) -> None:
     """Write config.yaml, classes.json and the list of skipped images. Only the first rank writes."""
-    from proxy_anchor.data.bad_images import write_skipped
+    from proxy_anchor.data.bad_images import BAD_IMAGES_FILE
 
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
         searched = {name: list(query.classes) for name, (query, _) in splits.evaluated.items()}
         write_json(folder / CLASSES_FILE, {"train": list(splits.train.classes), **searched})
-        write_skipped(folder, splits)
+        if splits.skipped:
+            write_text(folder / BAD_IMAGES_FILE, "".join(f"{line}\n" for line in splits.skipped))
 
 
 def make_network(cfg: DictConfig) -> EmbeddingNet:

@@ -33,16 +33,7 @@ from omegaconf import DictConfig, OmegaConf
 from proxy_anchor.cli.command import CONF
 from proxy_anchor.cli.messages import NO_OVERRIDE, USER_ERRORS, causes, one_line, reason
 from proxy_anchor.errors import STOPPED, USAGE_ERROR, AgreedError, FolderTaken, UsageError, reason_of
-from proxy_anchor.sweeps.launcher import (
-    LAUNCHER,
-    SWEEP_JOB,
-    JobError,
-    end_with_parent,
-    leave_error,
-    left_by_others,
-    run_ranks,
-    write_failure,
-)
+from proxy_anchor.sweeps import launcher
 from proxy_anchor.training.run_lock import HELD_BY_PARENT
 from proxy_anchor.utils import FAILURE_FILE, RESULT_FILE, keep_freed_memory, rank, read_result
 
@@ -120,7 +111,7 @@ def run_as_ranks(cfg: DictConfig, folder: Path, num_ranks: int) -> dict[str, Any
         file = Path(place) / "job.yaml"
         OmegaConf.save(cfg, file, resolve=True)
         handed_on = {JOB_FILE: str(file), HELD_BY_PARENT: str(folder.resolve()), STARTED_AT: str(STARTED)}
-        run_ranks([sys.executable, *sys.argv], num_ranks, handed_on)
+        launcher.run_ranks([sys.executable, *sys.argv], num_ranks, handed_on)
     return read_result(folder) or {}  # a debug mode writes none
 
 
@@ -146,8 +137,8 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
             print("data.decode is called data.crop_on now: it says where images are cropped.")
             sys.argv[number] = given.replace("decode", "crop_on", 1)
     is_rank = JOB_FILE in os.environ  # of `run_as_ranks`
-    if LAUNCHER in os.environ:
-        end_with_parent()
+    if launcher.LAUNCHER in os.environ:
+        launcher.end_with_parent()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra would print errors itself
     register_plugins()
     quieten()
@@ -170,7 +161,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         own_folder = output_folder() != Path.cwd()  # evaluate.py and others run in the working directory
         if own_folder:
             again = f": the same command with run={cfg.run} continues {output_folder()}"
-        marked = own_folder and (in_sweep or SWEEP_JOB in os.environ)
+        marked = own_folder and (in_sweep or launcher.SWEEP_JOB in os.environ)
         try:
             return main(cfg)
         except Exception as error:
@@ -200,7 +191,7 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
     except USER_ERRORS as error:
         failure = error
     except Exception as error:
-        if is_rank and left_by_others():
+        if is_rank and launcher.left_by_others():
             sys.exit(1)
         if composed:
             raise
@@ -216,24 +207,24 @@ def run(main: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.exit(130)
     if failure is not None:
         if is_rank:
-            leave_error(one_line(failure))  # also AgreedError: the launcher ends the others after the first
+            launcher.leave_error(one_line(failure))  # also AgreedError: the launcher ends the others after the first
         elif rank() == 0 or not any(isinstance(each, AgreedError) for each in causes(failure)):
             print(f"{f'process {rank()}: ' if rank() else ''}error: {one_line(failure)}", file=sys.stderr)
-        sys.exit(1 if isinstance(failure, JobError) else USAGE_ERROR)
+        sys.exit(1 if isinstance(failure, launcher.JobError) else USAGE_ERROR)
 
 
 def mark_failed(folder: Path, error: Exception) -> None:
     """Write the traceback of a failed run into its folder, unless that holds another run."""
     if not (any(isinstance(each, FolderTaken) for each in causes(error)) or (folder / RESULT_FILE).exists()):
-        write_failure(folder, "".join(traceback.format_exception(error)), reason(error))
+        launcher.write_failure(folder, "".join(traceback.format_exception(error)), reason(error))
 
 
 def report_failed(kind: str, failed: list[str], number: int, run: str) -> None:
     """Raise UsageError where some of a number of runs, or trials, have failed."""
     if failed:
         raise UsageError(
-            f"{len(failed)} of {number} {kind} failed ({', '.join(failed)}; see {FAILURE_FILE} in their folders); the "
-            f"same command with run={run} repeats them."
+            f"{len(failed)} of {number} {kind} failed ({', '.join(failed)}; see {FAILURE_FILE} in their folders, "
+            f"unless another run holds them); the same command with run={run} repeats them."
         )
 
 

@@ -22,7 +22,6 @@ from tqdm import tqdm
 from proxy_anchor.data.images import cut, open_image, to_rgb, upright
 from proxy_anchor.data.table import Splits, missing_or_empty, shorten, split_box
 from proxy_anchor.errors import UnreadableImage, UsageError, reason_of
-from proxy_anchor.utils import write_text
 
 _MIN_SIDE = 32
 BAD = ("missing", "empty", "corrupt")
@@ -198,9 +197,3 @@ def _bad_training_images(splits: Splits) -> dict[Path, str]:
 def _bad_images_error(images: dict[Path, str], what: str, repair: str) -> UnreadableImage:
     named = shorten(list(images.values()))
     return UnreadableImage(f"{len(images)} {what} images cannot be used: {named}. {_REPAIR[repair]}")
-
-
-def write_skipped(folder: Path, splits: Splits) -> None:
-    """Write the images that were left out to BAD_IMAGES_FILE, one per line."""
-    if splits.skipped:
-        write_text(folder / BAD_IMAGES_FILE, "".join(f"{line}\n" for line in splits.skipped))

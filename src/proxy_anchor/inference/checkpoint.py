@@ -38,8 +38,7 @@ def load_trained(path: str | Path) -> EmbeddingNet:
     dataset = saved.metadata["config"].get("dataset", {})
     net = load_embedding_net(saved)
     try:
-        images = dataset["images"]
-        net.prepare = CentralCrop.of(images)
+        net.prepare = CentralCrop.of(dataset["images"])
     except KeyError as error:
         raise UsageError(
             f"checkpoint={path} does not say how its images were prepared: train it with train.py."

@@ -33,8 +33,7 @@ class AntiCollapse(Regulariser):
 
     def __init__(self, weight: float = 0.01, epsilon: float = 0.5) -> None:
         super().__init__(weight)
-        check_number("regulariser.anti_collapse.epsilon", epsilon, 0, exclusive=True)
-        self.epsilon = float(epsilon)
+        self.epsilon = check_number("regulariser.anti_collapse.epsilon", epsilon, 0, exclusive=True)
 
     def forward(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         """-R of (C, D) proxies."""

@@ -49,8 +49,7 @@ class Metrix(Regulariser):
 
     def __init__(self, weight: float = 0.4, beta: float = 2.0) -> None:
         super().__init__(weight)
-        check_number("regulariser.metrix.beta", beta, 0, exclusive=True)
-        self.beta = float(beta)
+        self.beta = check_number("regulariser.metrix.beta", beta, 0, exclusive=True)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, proxies: Tensor, loss: ProxyAnchorLoss, random: np.random.Generator

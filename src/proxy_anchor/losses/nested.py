@@ -51,9 +51,9 @@ class Nested(Regulariser):
             raise UsageError(f"regulariser.nested.dims={dims}: expected a list, as in dims=[64].")
         for dim in dims:
             check_int("regulariser.nested.dims", dim, 1)
-        check_number("regulariser.nested.gamma", gamma, 0)
-        check_number("regulariser.nested.temperature", temperature, 0, exclusive=True)
-        self.dims, self.gamma, self.temperature = [*dims], float(gamma), float(temperature)
+        self.dims = [*dims]
+        self.gamma = check_number("regulariser.nested.gamma", gamma, 0)
+        self.temperature = check_number("regulariser.nested.temperature", temperature, 0, exclusive=True)
 
     def check(self, loss: nn.Module) -> None:
         """Raise UsageError for a loss of another kind, or a d that is not below its D."""

@@ -47,9 +47,9 @@ class PotentialFieldLoss(MetricLoss):
     ) -> None:
         super().__init__(num_classes, embedding_dim)
         check_int("loss.num_proxies", num_proxies, 1)
-        check_number("loss.alpha", alpha, 0, exclusive=True)
-        check_number("loss.delta", delta, 0.01, maximum=2, exclusive=True)
-        self.num_proxies, self.alpha, self.delta = num_proxies, float(alpha), float(delta)
+        self.num_proxies = num_proxies
+        self.alpha = check_number("loss.alpha", alpha, 0, exclusive=True)
+        self.delta = check_number("loss.delta", delta, 0.01, maximum=2, exclusive=True)
         self.proxies = nn.Parameter(torch.empty(num_classes * num_proxies, embedding_dim))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
 

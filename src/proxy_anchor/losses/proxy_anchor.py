@@ -67,10 +67,9 @@ class ProxyAnchorLoss(ProxyLoss):
     """
 
     def __init__(self, num_classes: int, embedding_dim: int, alpha: float = 32.0, delta: float = 0.1) -> None:
-        check_number("loss.alpha", alpha, 0, exclusive=True)
-        check_number("loss.delta", delta, 0)
         super().__init__(num_classes, embedding_dim)
-        self.alpha, self.delta = float(alpha), float(delta)
+        self.alpha = check_number("loss.alpha", alpha, 0, exclusive=True)
+        self.delta = check_number("loss.delta", delta, 0)
 
     def of_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
         """Eq. 4 of Kim et al. 2020: a scalar."""

@@ -45,9 +45,8 @@ class ProxyNCALoss(ProxyLoss):
 
     def __init__(self, num_classes: int, embedding_dim: int, scale: float = 32.0) -> None:
         super().__init__(num_classes, embedding_dim)
-        check_number("loss.scale", scale, 0, exclusive=True)
+        self.scale = check_number("loss.scale", scale, 0, exclusive=True)
         check_number("num_classes", num_classes, 2)
-        self.scale = float(scale)
 
     def of_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
         """Mean of Eq. 2 over the batch."""

@@ -36,8 +36,7 @@ class ProxyNCAPlusPlusLoss(ProxyLoss):
 
     def __init__(self, num_classes: int, embedding_dim: int, temperature: float = 1 / 9) -> None:
         super().__init__(num_classes, embedding_dim)
-        check_number("loss.temperature", temperature, 0, exclusive=True)
-        self.temperature = float(temperature)
+        self.temperature = check_number("loss.temperature", temperature, 0, exclusive=True)
 
     def of_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
         """Mean over the batch."""

@@ -36,9 +36,8 @@ class ProxySynthesis(Regulariser):
 
     def __init__(self, alpha: float = 0.4, mu: float = 1.0) -> None:
         super().__init__()
-        check_number("regulariser.proxy_synthesis.alpha", alpha, 0, exclusive=True)
-        check_number("regulariser.proxy_synthesis.mu", mu, 0, maximum=1, exclusive=True)
-        self.alpha, self.mu = float(alpha), float(mu)
+        self.alpha = check_number("regulariser.proxy_synthesis.alpha", alpha, 0, exclusive=True)
+        self.mu = check_number("regulariser.proxy_synthesis.mu", mu, 0, maximum=1, exclusive=True)
 
     def mix(
         self, embeddings: Tensor, labels: Tensor, proxies: Tensor, random: np.random.Generator

@@ -46,12 +46,10 @@ class RankedListLoss(MetricLoss):
         balance: float = 0.5,
     ) -> None:
         super().__init__(num_classes, embedding_dim)
-        check_number("loss.alpha", alpha, 0, maximum=2, exclusive=True)
-        check_number("loss.m", m, 0, maximum=alpha)
-        check_number("loss.temperature", temperature, 0)
-        check_number("loss.balance", balance, 0, maximum=1)
-        self.alpha, self.m = float(alpha), float(m)
-        self.temperature, self.balance = float(temperature), float(balance)
+        self.alpha = check_number("loss.alpha", alpha, 0, maximum=2, exclusive=True)
+        self.m = check_number("loss.m", m, 0, maximum=alpha)
+        self.temperature = check_number("loss.temperature", temperature, 0)
+        self.balance = check_number("loss.balance", balance, 0, maximum=1)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Mean over the batch of (B, D) embeddings with labels (B,).

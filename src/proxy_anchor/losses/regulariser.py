@@ -40,8 +40,7 @@ class Regulariser(nn.Module):
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
-        check_number("regulariser weight", weight, 0)
-        self.weight = float(weight)
+        self.weight = check_number("regulariser weight", weight, 0)
 
     def check(self, loss: nn.Module) -> None:
         """Raise UsageError for a loss that it cannot be added to."""

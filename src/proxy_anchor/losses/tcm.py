@@ -32,9 +32,8 @@ class ThresholdConsistentMargin(Regulariser):
 
     def __init__(self, weight: float = 1.0, positive_margin: float = 0.9, negative_margin: float = 0.5) -> None:
         super().__init__(weight)
-        for name, value in {"positive_margin": positive_margin, "negative_margin": negative_margin}.items():
-            check_number(f"regulariser.tcm.{name}", value, -1, maximum=1)
-        self.positive_margin, self.negative_margin = float(positive_margin), float(negative_margin)
+        self.positive_margin = check_number("regulariser.tcm.positive_margin", positive_margin, -1, maximum=1)
+        self.negative_margin = check_number("regulariser.tcm.negative_margin", negative_margin, -1, maximum=1)
 
     def forward(self, embeddings: Tensor, labels: Tensor, proxies: Tensor | None) -> Tensor:
         """The term of (B, D) embeddings with labels (B,)."""

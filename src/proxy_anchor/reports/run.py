@@ -79,7 +79,8 @@ def make_result(
     """The contents of result.json, plain types.
 
     Speeds are medians over epochs in images per second; an epoch that ended early counts only where there is no other.
-    Peak memory is that of torch on a GPU, of the whole process on a CPU; None for a part that did not run.
+    Peak memory is that of torch on a GPU, of the whole process on a CPU, see `PeakMemory`; None for a part that did not
+    run.
 
     Args:
         recall: with the history of evaluations.

@@ -42,9 +42,9 @@ def format_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1, width: in
     )
 
 
-def markdown_table(rows: Sequence[Mapping[str, Any]], decimals: int = 1) -> str:
-    """The same rows in Markdown."""
-    header, *cells = _lines(rows, decimals)
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same rows in Markdown, floats with one decimal place."""
+    header, *cells = _lines(rows, 1)
     lines = [header, ["---"] * len(header), *([text.replace("|", "\\|") or "-" for text in line] for line in cells)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

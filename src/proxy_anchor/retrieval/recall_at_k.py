@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from proxy_anchor.errors import AgreedError, UsageError
 from proxy_anchor.retrieval.metrics import as_ks, as_labels, recall_at_k
@@ -104,42 +105,38 @@ class RecallAtK(Metric):
             raise AgreedError(str(error)) from error
         return {key: torch.tensor(value, dtype=torch.float64, device=self.device) for key, value in recall.items()}
 
-    def sync(
-        self,
-        dist_sync_fn: Callable | None = None,
-        process_group: Any | None = None,
-        should_sync: bool = True,
-        distributed_available: Callable | None = None,
-    ) -> None:
+    def _sync_dist(self, dist_sync_fn: Callable = gather_all_tensors, process_group: Any | None = None) -> None:
         """As in the base class, which needs tensors of one kind on every rank, also where this one has no rows."""
-        if should_sync and not self._is_synced and (distributed_available or self.distributed_available_fn)():
-            group = process_group or self.process_group
-            widths: list[int] = [0] * torch.distributed.get_world_size(group)
-            own = self.embeddings[0].shape[1] if self.embeddings else 0
-            torch.distributed.all_gather_object(widths, own, group)
-            if own == 0 and (width := max(widths)):
-                self.embeddings.append(torch.zeros(0, width, device=self.device))
-                for name, dtype in {"labels": torch.int64, "indices": torch.int64, "in_gallery": torch.bool}.items():
-                    getattr(self, name).append(torch.zeros(0, dtype=dtype, device=self.device))
-        super().sync(dist_sync_fn, process_group, should_sync, distributed_available)
+        group = process_group or self.process_group
+        widths: list[int] = [0] * torch.distributed.get_world_size(group)
+        own = self.embeddings[0].shape[1] if self.embeddings else 0
+        torch.distributed.all_gather_object(widths, own, group)
+        if own == 0 and (width := max(widths)):
+            self.embeddings.append(torch.zeros(0, width, device=self.device))
+            for name, dtype in {"labels": torch.int64, "indices": torch.int64, "in_gallery": torch.bool}.items():
+                getattr(self, name).append(torch.zeros(0, dtype=dtype, device=self.device))
+        super()._sync_dist(dist_sync_fn, process_group)
 
     def gathered_embeddings(self) -> list[Tensor]:
         """Embeddings of all ranks on the CPU, each image once, in dataset order.
 
         Returns [queries (Q, D)] or [queries (Q, D), gallery (N, D)]. Collective: all ranks must call it.
+        Raises UsageError where no rank has a row.
         """
         with self.sync_context():
-            embeddings, indices = dim_zero_cat(self.embeddings), dim_zero_cat(self.indices)
-            in_gallery = dim_zero_cat(self.in_gallery)
-            parts = [~in_gallery, in_gallery] if in_gallery.any() else [~in_gallery]
-            return [embeddings[_distinct(indices, rows)].cpu() for rows in parts]
+            embeddings, _, _, queries, found = self._rows()
+            return [embeddings[rows].cpu() for rows in ([queries, found] if len(found) else [queries])]
 
-    def _search(self) -> dict[str, float]:
+    def _rows(self) -> tuple[Tensor, ...]:
+        """Embeddings, labels and dataset indices of all rows; positions of the distinct queries and gallery rows."""
         if not any(map(len, self.embeddings)):
             raise UsageError("RecallAtK: no embeddings were added since the last reset; call update before compute.")
-        embeddings, labels = dim_zero_cat(self.embeddings), dim_zero_cat(self.labels)
-        indices, in_gallery = dim_zero_cat(self.indices), dim_zero_cat(self.in_gallery)
-        queries, found = (_distinct(indices, rows) for rows in (~in_gallery, in_gallery))
+        states = (self.embeddings, self.labels, self.indices, self.in_gallery)
+        embeddings, labels, indices, in_gallery = map(dim_zero_cat, states)
+        return embeddings, labels, indices, _distinct(indices, ~in_gallery), _distinct(indices, in_gallery)
+
+    def _search(self) -> dict[str, float]:
+        embeddings, labels, indices, queries, found = self._rows()
         if self.num_images is not None and len(queries) + len(found) != self.num_images:
             raise UsageError(
                 f"RecallAtK: {len(queries) + len(found)} distinct images were seen, expected {self.num_images}; the "

@@ -41,9 +41,9 @@ class Threshold:
         """Describe the threshold in one line."""
         return (
             f"match threshold {self.similarity:.3f}: accepts {100 * self.false_accept_rate:.3g} % of the pairs of "
-            "different "
-            f"classes and {100 * self.true_accept_rate:.1f} % of those of one class ({self.num_images:,} labelled "
-            "images)" + ("" if self.opis is None else f"; inconsistency between classes (OPIS) {self.opis:.3g}")
+            f"different classes and {100 * self.true_accept_rate:.1f} % of those of one class ({self.num_images:,} "
+            "labelled images)"
+            + ("" if self.opis is None else f"; inconsistency between classes (OPIS) {self.opis:.3g}")
         )
 
 

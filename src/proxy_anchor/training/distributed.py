@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from proxy_anchor.errors import AgreedError
+from proxy_anchor.errors import AgreedError, UsageError
 
 
 def world_size() -> int:
@@ -98,6 +98,12 @@ def gather_objects(value: T) -> list[T]:
     everyone: list[Any] = [None] * world_size()
     dist.all_gather_object(everyone, value)
     return everyone
+
+
+def raise_on_all(error: UsageError | None) -> None:
+    """Raise this rank's error, or AgreedError where only another rank has one. All ranks call it."""
+    if told := [each for each in gather_objects(error and str(error)) if each]:
+        raise error or AgreedError(told[0])
 
 
 def reduce_max(values: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from proxy_anchor.losses.base import MetricLoss
 from proxy_anchor.losses.proxy_anchor import ProxyAnchorLoss
 from proxy_anchor.losses.regulariser import Regulariser, regularised_loss, wants
 from proxy_anchor.models.embedding_net import EmbeddingNet
+from proxy_anchor.training import optim
 from proxy_anchor.training.checkpoint import (
     CHECKPOINT_FORMAT,
     CHECKPOINT_KEY,
@@ -32,14 +33,6 @@ from proxy_anchor.training.checkpoint import (
 from proxy_anchor.training.compile import CompiledNet, compile_loss
 from proxy_anchor.training.distributed import gather_batch
 from proxy_anchor.training.finite import FiniteGuard
-from proxy_anchor.training.optim import (
-    DEFAULT_OPTIMIZER,
-    DEFAULT_SCHEDULER,
-    check_learning,
-    make_optimizer,
-    make_parameter_groups,
-    make_scheduler,
-)
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -72,8 +65,8 @@ class MetricLearner(pl.LightningModule):
         self,
         net: EmbeddingNet,
         loss: nn.Module,
-        optimizer: partial[Optimizer] = DEFAULT_OPTIMIZER,
-        scheduler: partial[LRScheduler] = DEFAULT_SCHEDULER,
+        optimizer: partial[Optimizer] = optim.DEFAULT_OPTIMIZER,
+        scheduler: partial[LRScheduler] = optim.DEFAULT_SCHEDULER,
         *,
         regularisers: Mapping[str, Regulariser] | None = None,
         seed: int = 0,
@@ -86,7 +79,7 @@ class MetricLearner(pl.LightningModule):
     ) -> None:
         super().__init__()
         groups: dict[str, Any] = {"proxy_lr_mult": proxy_lr_mult, "layer_decay": layer_decay}
-        check_learning(optimizer, scheduler, warmup_epochs=warmup_epochs, **groups)
+        optim.check_learning(optimizer, scheduler, warmup_epochs=warmup_epochs, **groups)
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.lr, self.groups, self.warmup_epochs = optimizer.keywords["lr"], groups, warmup_epochs
         self.net, self.loss, self.seed = net, loss, seed
@@ -164,15 +157,15 @@ class MetricLearner(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer over the groups backbone, head, proxies; prints their learning rates."""
         learned = nn.ModuleList([self.loss, self.regularisers])
-        groups = make_parameter_groups(self.net, learned, lr=self.lr, **self.groups)
+        groups = optim.make_parameter_groups(self.net, learned, lr=self.lr, **self.groups)
         sizes = {group["name"]: sum(p.numel() for p in group["params"]) for group in groups}
         rates = [f"{each['name']} {each['lr']:.4g} ({sizes[each['name']]:,} parameters)" for each in groups]
         self.print(f"learning rates: {' | '.join(rates)}")
         # A loss scaler (16-mixed) unscales and inspects gradients itself, which a fused optimizer would repeat.
         fused = self.device.type in ("cuda", "cpu") and str(self.trainer.precision) != "16-mixed"
-        optimizer = make_optimizer(self.make_optimizer, groups, fused=fused)
+        optimizer = optim.make_optimizer(self.make_optimizer, groups, fused=fused)
         steps = int(self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer, "lr_scheduler": make_scheduler(self.make_scheduler, optimizer, steps)}
+        return {"optimizer": optimizer, "lr_scheduler": optim.make_scheduler(self.make_scheduler, optimizer, steps)}
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop on a loss or gradient that is not finite. During warm-up, remove the backbone's gradients.
@@ -207,8 +200,7 @@ class MetricLearner(pl.LightningModule):
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip as the trainer would, which refuses fused optimizers because of loss scalers."""
-        if gradient_clip_val is None or not optimizer.defaults.get("fused"):
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        if not gradient_clip_val:
             return
         clip = clip_grad_value_ if gradient_clip_algorithm == "value" else clip_grad_norm_
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

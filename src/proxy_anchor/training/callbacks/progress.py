@@ -11,19 +11,18 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.callbacks.progress.tqdm_progress import convert_inf
 from tqdm import tqdm
 
+EVERY_SECONDS = 0.5
+
 
 class LossBar(TQDMProgressBar):
-    """Lightning's bar on stderr, with the last loss, drawn at most every `every_seconds`.
+    """Lightning's bar on stderr, with the last loss, drawn at most every EVERY_SECONDS.
 
     `log(prog_bar=True)` copies the loss after every step, and the GPU idles while Python waits for it. Here it is
     copied when the bar is drawn. Steps are no measure of time: 20 take a tenth of a second on a GPU and minutes on a
     CPU.
     """
 
-    def __init__(self, every_seconds: float = 0.5) -> None:
-        super().__init__()
-        self.every_seconds = every_seconds
-        self._due = 0.0
+    _due = 0.0
 
     @property
     def refresh_rate(self) -> int:
@@ -46,7 +45,7 @@ class LossBar(TQDMProgressBar):
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         """The values shown after the bar; called when it is drawn."""
-        self._due = time.monotonic() + self.every_seconds
+        self._due = time.monotonic() + EVERY_SECONDS
         shown = super().get_metrics(trainer, pl_module)
         shown.pop("v_num", None)  # a part of the logger's folder name
         # Not the output of the step, which the trainer divides by accumulate_grad_batches.

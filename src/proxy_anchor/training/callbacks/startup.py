@@ -7,10 +7,10 @@ import time
 import pytorch_lightning as pl
 import torch
 
-from proxy_anchor.errors import AgreedError, UsageError
+from proxy_anchor.errors import UsageError
 from proxy_anchor.models.embedding_net import check_range
 from proxy_anchor.training.compile import check_file, check_gradients, recall_check, remember_check, run_once
-from proxy_anchor.training.distributed import gather_batch, gather_objects
+from proxy_anchor.training.distributed import gather_batch, gather_objects, raise_on_all
 from proxy_anchor.training.module import MetricLearner
 
 
@@ -50,7 +50,12 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
     with torch.random.fork_rng([learner.device] if learner.device.type == "cuda" else []):  # a DataLoader draws a seed
         images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
     images, labels = images.to(learner.device), labels.to(learner.device)
-    check_range(images)  # a compiled network does not
+    wrong: UsageError | None = None
+    try:
+        check_range(images)  # a compiled network does not
+    except UsageError as error:
+        wrong = error
+    raise_on_all(wrong)
     precision = trainer.precision_plugin.train_step_context
     file = check_file(learner.net, images.shape, str(trainer.precision), learner.device)
     check = recall_check(file)
@@ -59,15 +64,13 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
         run_once(learner.net, learner.compiled, images, precision)
         when = "checked at an earlier start; its"
     else:
-        wrong: UsageError | None = None
         try:
             check = check_gradients(learner.net, learner.compiled, learner.loss, images, labels, precision)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
         except UsageError as error:
             wrong = error
-        if told := [each for each in gather_objects(wrong and str(wrong)) if each]:
-            raise wrong or AgreedError(told[0])
+        raise_on_all(wrong)
         if any(each is None for each in gather_objects(check)):  # all ranks compile the loss or none does
             return "not checked: the plain float32 network of this batch does not fit in the GPU's memory"
         assert check is not None
