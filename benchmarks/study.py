@@ -30,7 +30,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from common import HERE
 from hydra import compose, initialize_config_dir
@@ -40,8 +39,6 @@ sys.path.insert(0, str(HERE.parent / "src"))
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.run import commit
-from proxy_anchor.retrieval.metrics import metrics_at_r
-from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.finite import NotFinite
 from proxy_anchor.utils import write_json
 from train import train
@@ -355,19 +352,6 @@ def without_paths(result: dict[str, Any], *private: str) -> dict[str, Any]:
     return json.loads(text)
 
 
-class LastMapAtR(pl.Callback):
-    """MAP@R of the searched images after the last epoch, which depends on all positives of a query, not on one."""
-
-    value: float
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The embeddings are those of RecallCallback."""
-        recall = next(each for each in trainer.callbacks if isinstance(each, RecallCallback))
-        splits = trainer.datamodule.splits
-        embeddings = recall.metrics[splits.searched].gathered_embeddings()[0].to(pl_module.device)
-        self.value = metrics_at_r(embeddings, splits.query.labels)["map_at_r"]
-
-
 def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> int:
     """Train one run after another in this process, write records, print a line each; returns how many failed."""
     entry.register_plugins()
@@ -376,10 +360,8 @@ def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> i
         for name, overrides in runs.items():
             with initialize_config_dir(entry.CONF, version_base="1.3"):
                 cfg = compose("train", [*overrides, f"run={name}"])
-            measured = LastMapAtR()
             try:
-                result = train(cfg, Path(folder) / name, callbacks=[measured])
-                result["last"]["map_at_r"] = measured.value
+                result = train(cfg, Path(folder) / name)
             except NotFinite as error:  # an outcome of these settings
                 result = {"diverged": str(error), "commit": commit()}
             except Exception as error:  # the others go on
