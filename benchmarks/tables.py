@@ -29,7 +29,6 @@ from proxy_anchor.reports.tables import Spread, comparison_rows, markdown_table,
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = REPOSITORY / "docs" / "results", REPOSITORY / "benchmarks" / "results"
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-GRID = RESULTS / "cars_half_alpha_delta"
 SETS = {"Cars-196": "cars_half", "CUB-200-2011": "cub_half"}
 NAMES = {"losses": "loss", "methods": "method"}
 Rows = list[dict[str, Any]]
@@ -261,7 +260,7 @@ def worst_classes() -> Rows:
 
 def alpha_delta() -> Rows:
     """Best Recall@1 over alpha and delta."""
-    found = {file.stem: recall(read(file.stem, folder=file.parent.name), "best") for file in GRID.glob("*.json")}
+    found = {name: recall(runs, "best") for name, runs in by_name("cars_half_alpha_delta").items()}
     return [
         {"delta": delta} | {f"alpha {alpha}": found.get(f"alpha{alpha}_delta{delta}") for alpha in (4, 8, 16, 32, 64)}
         for delta in ("0.4", "0.3", "0.2", "0.1", "0")
@@ -322,6 +321,12 @@ def image_sizes() -> Rows:
     return rows
 
 
+IN_TWO_FOLDS = [
+    (file.stem.removesuffix("+fold1"), file.stem)
+    for file in sorted((RESULTS / "cub_half_recipe_search").glob("*+fold1.json"))
+]
+
+
 def recipe_search(study: str) -> Rows:
     """Changes of a recipe, one run each, by Recall@1 in the half of the training classes that did not train."""
     [start] = read("start", folder=study)
@@ -333,11 +338,6 @@ def recipe_search(study: str) -> Rows:
         row |= {f"{epoch} Recall@1": f"{100 * run[epoch]['recall']['1']:.1f}" for epoch in ("last", "best")}
         rows.append(row | {"best epoch": run["best"]["epoch"]})
     return rows
-
-
-IN_TWO_FOLDS = [
-    (file.stem.removesuffix("+fold1"), file.stem) for file in (RESULTS / "cub_half_recipe_search").glob("*+fold1.json")
-]
 
 
 def two_folds() -> Rows:
@@ -624,9 +624,7 @@ def current(text: str) -> str:
 
 def pictures() -> dict[str, Any]:
     """{name: figure} of docs/results.md."""
-    grid = read(
-        *(file.stem for file in (RESULTS / "cars_half_alpha_delta").glob("*.json")), folder="cars_half_alpha_delta"
-    )
+    grid = [run for [run] in by_name("cars_half_alpha_delta").values()]
     figures = {
         "alpha_delta": alpha_delta_map([Run(run["config"], run, "", "cars", "cars") for run in grid]),
         "losses_by_epoch": recall_curves(by_name("cars_half_losses")),

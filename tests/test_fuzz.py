@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 from pandas import json_normalize
+from pictures import encoded
 from PIL import Image
 
 from proxy_anchor.cli import checks, messages
@@ -54,13 +54,9 @@ def test_csv_files(content):
             assert_one_line(error)
 
 
-def _encoded(kind: str) -> bytes:
-    stream = io.BytesIO()
-    Image.new("RGB", (9, 7), (200, 30, 60)).save(stream, kind)
-    return stream.getvalue()
-
-
-_FILES = [_encoded(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")]
+_FILES = [
+    encoded(Image.new("RGB", (9, 7), (200, 30, 60)), kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")
+]
 
 
 @bounded

@@ -74,6 +74,5 @@ def test_tables_of_the_documents_are_what_the_records_say(tables):
 
 def test_runs_of_the_grid_have_the_settings_that_name_them_and_are_drawn(tables):
     assert tables.pictures()["alpha_delta"].axes[0].images[0].get_array().shape == (5, 5)
-    for file in tables.GRID.glob("*.json"):
-        loss = json.loads(file.read_text())["config"]["loss"]
-        assert file.stem == f"alpha{loss['alpha']:g}_delta{loss['delta']:g}"
+    for name, [run] in tables.by_name("cars_half_alpha_delta").items():
+        assert name == f"alpha{run['config']['loss']['alpha']:g}_delta{run['config']['loss']['delta']:g}"

@@ -305,10 +305,14 @@ def test_no_rank_goes_on_alone_where_another_has_no_memory_for_the_check(
     assert "not checked: the plain float32 network" in capsys.readouterr().out
 
 
-def test_an_error_of_another_rank_ends_this_one_too(make_learner: Callable, fit: Callable, monkeypatch) -> None:
-    monkeypatch.setattr(distributed, "gather_objects", lambda value: [value, "images: float values"])
-    with pytest.raises(AgreedError, match="images: float values"):
+@pytest.mark.parametrize("told", [["of the images"], [None, "of the check"]])
+def test_an_error_of_another_rank_ends_this_one_too(told, make_learner: Callable, fit: Callable, monkeypatch) -> None:
+    others, checks = iter(told), []
+    monkeypatch.setattr(distributed, "gather_objects", lambda value: [value, next(others)])
+    monkeypatch.setattr(startup, "check_gradients", lambda *_: checks.append(1))
+    with pytest.raises(AgreedError, match=told[-1]):
         fit(make_learner(compile=True), callbacks=[Startup(0.0)])
+    assert len(checks) == len(told) - 1
 
 
 def test_a_module_of_a_few_numbers_is_judged_with_its_parent() -> None:

@@ -200,7 +200,7 @@ class MetricLearner(pl.LightningModule):
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip as the trainer would, which refuses fused optimizers because of loss scalers."""
-        if not gradient_clip_val:
+        if gradient_clip_val is None or gradient_clip_val <= 0:
             return
         clip = clip_grad_value_ if gradient_clip_algorithm == "value" else clip_grad_norm_
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

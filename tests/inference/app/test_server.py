@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from pictures import encoded
 from PIL import Image
 
 from proxy_anchor import Retriever
@@ -134,19 +135,12 @@ def test_k_is_cut_to_the_gallery_and_checked(address: str, tmp_path: Path) -> No
         assert "k" in json.loads(body)["error"]
 
 
-def many_pixels() -> bytes:
-    """A small PNG file of 100 x 100 pixels."""
-    stream = io.BytesIO()
-    Image.new("1", (100, 100)).save(stream, "PNG")
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize(
     ("content", "kind", "status", "reason"),
     [
         (b"no image", "image/png", 200, "no image of a known format"),
         (b"", "image/png", 200, "no image of a known format"),
-        (many_pixels(), "image/png", 200, "100 x 100 pixels; at most 5,000"),
+        (encoded(Image.new("1", (100, 100)), "PNG"), "image/png", 200, "100 x 100 pixels; at most 5,000"),
         (bytes(60_000), "image/png", 413, "larger than 0.05 MB"),
         (b"x=1", "application/x-www-form-urlencoded", 415, "expected an image"),
     ],

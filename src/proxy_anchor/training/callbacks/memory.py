@@ -35,9 +35,8 @@ def peak_memory(device: torch.device) -> int:
 class PeakMemory(pl.Callback):
     """Measures the peaks of training and of evaluation (embedding and searching) separately.
 
-    Training begins after the check of a compiled network. torch counts what its CUDA graph takes where the graph is
-    recorded, and nothing where it is replayed: where the check needed mirrored batches it has recorded the graph
-    before, and the peak of training lacks it.
+    The peak of training omits the memory of the CUDA graph when the check of the compiled network has already recorded
+    it, as it does when it compares mirrored batches.
 
     Attributes:
         bytes: {"start", "training", "evaluation"}: largest peak of each so far, of this process.

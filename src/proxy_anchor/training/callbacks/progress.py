@@ -22,7 +22,9 @@ class LossBar(TQDMProgressBar):
     CPU.
     """
 
-    _due = 0.0
+    def __init__(self) -> None:
+        super().__init__()
+        self._due = 0.0
 
     @property
     def refresh_rate(self) -> int:
