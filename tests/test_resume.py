@@ -146,6 +146,7 @@ def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
         "callbacks=ema",
         "callbacks.ema.multi_avg_fn.decay=0.9",
         "trainer.max_epochs=3",
+        "data.num_workers=1",  # which reads ahead
         f"dataset.root={straight}/data/glyphs",
     ]
     here, there = (tmp_path / each / "runs/x" for each in ("one", "two"))

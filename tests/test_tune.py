@@ -16,10 +16,6 @@ ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2"]
 SEARCH = "search={optimizer.lr: {min: 1e-4, max: 1e-2, log: true}, loss.alpha: [16, 32]}"
 
 
-def open_study(folder):
-    return optuna.load_study(study_name="tuning", storage=f"sqlite:///{folder}/study.db")
-
-
 def rows_of(folder):
     return {row["trial"]: row for row in json.loads((folder / "tuning.json").read_text())["trials"]}
 
@@ -54,7 +50,7 @@ def test_the_same_command_goes_on_prunes_and_repeats_what_was_interrupted(search
     here, _ = searched
     folder = here / "runs/t"
     finished = (folder / "trial0/result.json").stat().st_mtime_ns
-    study = open_study(folder)
+    study = optuna.load_study(study_name="tuning", storage=f"sqlite:///{folder}/study.db")
     distributions = study.trials[0].distributions
     study.ask(distributions)  # trial2: of a process that was killed
     for _ in range(4):  # trial3 ... trial6: nothing can be better than these

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -264,7 +264,7 @@ class ImageDataModule(pl.LightningDataModule):
     def _loader(self, images: ImageDataset, rows: range | None = None, **batches: Any) -> DataLoader:
         mapped = images.decoded is not None and self.num_workers > 0
         share: Dataset = images if rows is None or len(rows) == len(images) else Subset(images, rows)
-        return DataLoader(
+        return LazyLoader(
             share,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
@@ -273,6 +273,16 @@ class ImageDataModule(pl.LightningDataModule):
             multiprocessing_context="fork" if mapped else None,  # inherits the memory map, whose file may be deleted
             **batches,
         )
+
+
+class LazyLoader(DataLoader):
+    """Workers begin to read at the first batch of a pass, not when the pass is made.
+
+    Lightning makes the first pass of a resumed run before it sets the epoch, and workers read ahead.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        yield from super().__iter__()
 
 
 def _leave_process_group(worker: int) -> None:
