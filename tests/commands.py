@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -127,6 +128,8 @@ def _run_here(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]
             signal.signal(number, handler)
         GlobalHydra.instance().clear()
         HydraConfig.instance().cfg = None
+        if torch.distributed.is_initialized():  # processes that are forked later would wait for this group
+            torch.distributed.destroy_process_group()
         for folder in list(run_lock._held):  # the end of a process gives its folder back
             run_lock.release(folder)
     return subprocess.CompletedProcess(command, code, printed.getvalue(), said.getvalue())

@@ -26,11 +26,6 @@ DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
 
 
-def prose(document: Path) -> str:
-    """The text without its code."""
-    return re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(), flags=re.S)
-
-
 def anchors(document: Path) -> set[str]:
     """Of its headings, as a forge makes them."""
     text = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
@@ -40,7 +35,7 @@ def anchors(document: Path) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_and_anchor_leads_somewhere(document):
-    for _, target in LINK.findall(prose(document)):
+    for _, target in LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(), flags=re.S)):  # not in code
         if "://" not in target:
             path, _, anchor = target.partition("#")
             file = document.parent / path if path else document

@@ -144,11 +144,10 @@ def test_gradients_are_clipped_by_value_on_network_and_proxies(make_learner: Cal
     learner.configure_gradient_clipping(torch.optim.AdamW(learner.parameters(), fused=True), 10, "value")
     assert largest() == {"backbone": 10, "head": 10, "proxies": 10}
     assert min(largest(gradient_clip_val=None).values()) > 10  # there was something to clip
-    weight = learner.loss.proxies
     for value, left in ((0, 100), (-1, 100), (10, 10)):
-        weight.grad = torch.full_like(weight, 100)
-        learner.configure_gradient_clipping(torch.optim.RMSprop([weight]), value, "value")
-        assert (weight.grad == left).all()
+        learner.loss.proxies.grad = torch.full_like(learner.loss.proxies, 100)
+        learner.configure_gradient_clipping(torch.optim.RMSprop([learner.loss.proxies]), value, "value")
+        assert (learner.loss.proxies.grad == left).all()
 
 
 def test_nothing_fetches_the_loss_in_every_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
