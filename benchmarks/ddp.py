@@ -5,9 +5,9 @@
 Every form trains the same compiled network and loss, each time in new processes, one per GPU: `one_bucket` (see
 `LeanDDP`), `torch` (DistributedDataParallel as Lightning makes it, without sending statistics), `torch_best`
 (`one_bucket` and a static graph), `torch_unsplit` (the same, where Dynamo does not know of the wrapper),
-`torch_reducer` (compiled autograd sends the gradients). Rows `own`, of commits before this form,
-averaged all gradients as one vector after the backward pass, without the wrapper. Appends the rows to
-results/ddp.jsonl; CPUs take part by gloo.
+`torch_reducer` (compiled autograd sends the gradients). Rows `own` are of earlier commits, which averaged all gradients
+as one vector after the backward pass, without the wrapper. Appends the rows to results/ddp.jsonl; CPUs take part by
+gloo.
 
     per_gpu         images per GPU in a step
     step_ms         of a step, the median of 5 times 20

@@ -134,6 +134,9 @@ CHANGES = {
     "lr2e-4": ["optimizer.lr=2e-4"],
 }
 FIRST = "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix"
+SEARCHED_SO = (
+    "start ema0.995 ema0.998 alpha16 metrix_features frozen epochs40 drop_path0.6"  # as MIRRORED, in two folds
+)
 # Which changes were tried of the start, of BETTER, LONG and MIRRORED; several together are joined by "+".
 TRIED = {
     "cars_half": {
@@ -145,19 +148,7 @@ TRIED = {
         "better_": "start resize304 drop_path0.6 cosine80 cosine80+fold1",
         "long_": "crop288 dim1024 layer_decay0.8 drop_path0.6 colors gem metrix lr2e-4 metrix+dim1024 "
         "metrix+dim1024+drop_path0.6 features flip",
-        "mirrored_": " ".join(
-            f"{each} {each}+fold1"
-            for each in (
-                "start",
-                "ema0.995",
-                "ema0.998",
-                "alpha16",
-                "metrix_features",
-                "frozen",
-                "epochs40",
-                "drop_path0.6",
-            )
-        ),
+        "mirrored_": " ".join(f"{each} {each}+fold1" for each in SEARCHED_SO.split()),
     },
 }
 CUB_BEST = ["experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]]  # its own network

@@ -321,17 +321,11 @@ def image_sizes() -> Rows:
     return rows
 
 
-IN_TWO_FOLDS = [
-    (file.stem.removesuffix("+fold1"), file.stem)
-    for file in sorted((RESULTS / "cub_half_recipe_search").glob("*+fold1.json"))
-]
-
-
 def recipe_search(study: str) -> Rows:
     """Changes of a recipe, one run each, by Recall@1 in the half of the training classes that did not train."""
     [start] = read("start", folder=study)
-    names = {file.stem for file in (RESULTS / study).glob("*.json")} - {*itertools.chain(*IN_TWO_FOLDS)}
-    runs = read(*sorted({*names, "better_cosine80"}), folder=study)
+    names = sorted(file.stem for file in (RESULTS / study).glob("*.json"))  # mirrored_*, *+fold1: `two_folds`
+    runs = read(*(each for each in names if "fold1" not in each and not each.startswith("mirrored_")), folder=study)
     rows = []
     for run in sorted(runs, key=lambda each: -each["last"]["recall"]["1"]):
         row = {"changed": changes(start, run)}
@@ -342,10 +336,10 @@ def recipe_search(study: str) -> Rows:
 
 def two_folds() -> Rows:
     """Changes of the long recipe on CUB, and of how it searches, by Recall@1 in both halves of the training classes."""
-    rows = []
-    [start] = read("better_cosine80", folder="cub_half_recipe_search")
-    for names in IN_TWO_FOLDS:
-        runs = read(*names, folder="cub_half_recipe_search")
+    rows, study = [], "cub_half_recipe_search"
+    [start] = read("better_cosine80", folder=study)
+    for file in sorted((RESULTS / study).glob("*+fold1.json")):
+        runs = read(file.stem.removesuffix("+fold1"), file.stem, folder=study)
         row = {"changed": changes(start, runs[0])}
         row |= {f"last, fold {fold}": recall([run], "last") for fold, run in enumerate(runs)}
         rows.append(
