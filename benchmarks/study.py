@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from common import HERE
 from hydra import compose, initialize_config_dir
@@ -39,6 +40,8 @@ sys.path.insert(0, str(HERE.parent / "src"))
 from proxy_anchor.cli import main as entry
 from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.run import commit
+from proxy_anchor.retrieval.metrics import metrics_at_r
+from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.finite import NotFinite
 from proxy_anchor.utils import write_json
 from train import train
@@ -106,6 +109,8 @@ BETTER = {
 }
 LONG = [*BETTER["cub_half"], *COSINE]
 MIRRORED = [*LONG, "backbone.search_with=features+flip"]
+# Averages over about as many steps as a run on half of the classes has.
+AVERAGED = [*MIRRORED, "callbacks=ema", "callbacks.ema.multi_avg_fn.decay=0.998", "backbone.drop_path=0.6"]
 CHANGES = {
     "start": [],
     "seed2": ["seed=2"],
@@ -117,7 +122,9 @@ CHANGES = {
     "crop288": ["dataset.images.crop=288"],
     "dim1024": ["embedding_dim=1024"],
     "ema": ["callbacks=ema"],
-    **{f"ema{decay}": ["callbacks=ema", f"callbacks.ema.multi_avg_fn.decay={decay}"] for decay in (0.995, 0.998)},
+    **{
+        f"ema{decay}": ["callbacks=ema", f"callbacks.ema.multi_avg_fn.decay={decay}"] for decay in (0.995, 0.998, 0.999)
+    },
     **{each: [f"backbone.search_with={each}"] for each in ("features", "flip")},
     "alpha16": ["loss.alpha=16"],
     "metrix_features": ["regulariser=metrix_features"],
@@ -128,14 +135,23 @@ CHANGES = {
     "proxy_synthesis": ["regulariser=proxy_synthesis"],
     "metrix": ["regulariser=metrix"],
     "cosine80": COSINE,
-    **{f"drop_path{rate}": [f"backbone.drop_path={rate}"] for rate in (0.3, 0.6)},
+    **{f"drop_path{rate}": [f"backbone.drop_path={rate}"] for rate in (0.3, 0.6, 0.8)},
     "colors": [*colors(0.4), "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"],
     "gem": ["backbone.pooling=gem"],
-    "lr2e-4": ["optimizer.lr=2e-4"],
+    **{f"lr{rate}": [f"optimizer.lr={rate}"] for rate in ("2e-4", "4e-4")},
+    "constant": ["scheduler=constant"],
+    "warmup5": ["optimizer.warmup_epochs=5"],
+    "batch90": ["data.batch_size=90"],
+    "weight_decay1e-2": ["optimizer.weight_decay=1e-2"],
+    "delta0": ["loss.delta=0"],
 }
 FIRST = "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix"
 SEARCHED_SO = (
     "start ema0.995 ema0.998 alpha16 metrix_features frozen epochs40 drop_path0.6"  # as MIRRORED, in two folds
+)
+AVERAGED_SO = (  # as AVERAGED, in two folds
+    "start drop_path0.8 lr2e-4 lr4e-4 constant layer_decay0.8 warmup5 batch90+ema0.999 colors weight_decay1e-2 frozen "
+    "delta0"
 )
 # Which changes were tried of the start, of BETTER, LONG and MIRRORED; several together are joined by "+".
 TRIED = {
@@ -149,6 +165,7 @@ TRIED = {
         "long_": "crop288 dim1024 layer_decay0.8 drop_path0.6 colors gem metrix lr2e-4 metrix+dim1024 "
         "metrix+dim1024+drop_path0.6 features flip",
         "mirrored_": " ".join(f"{each} {each}+fold1" for each in SEARCHED_SO.split()),
+        "averaged_": " ".join(f"{each} {each}+fold1" for each in AVERAGED_SO.split()),
     },
 }
 CUB_BEST = ["experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]]  # its own network
@@ -282,7 +299,7 @@ def label_noise() -> Runs:
 def recipe_search(images: str) -> Runs:
     """Changes of a recipe, trained on half of the training classes and searched in the other half."""
     held_out = ["validation=folds", "validation.num_folds=2", "validation.fold=0", "trainer.check_val_every_n_epoch=10"]
-    starts = {"": [], "better_": BETTER[images], "long_": LONG, "mirrored_": MIRRORED}
+    starts = {"": [], "better_": BETTER[images], "long_": LONG, "mirrored_": MIRRORED, "averaged_": AVERAGED}
     return {
         f"{prefix}{name}": [
             *STARTS[images],
@@ -343,6 +360,19 @@ def without_paths(result: dict[str, Any], *private: str) -> dict[str, Any]:
     return json.loads(text)
 
 
+class LastMapAtR(pl.Callback):
+    """MAP@R of the searched images after the last epoch, which depends on all positives of a query, not on one."""
+
+    value: float
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The embeddings are those of RecallCallback."""
+        recall = next(each for each in trainer.callbacks if isinstance(each, RecallCallback))
+        splits = trainer.datamodule.splits
+        embeddings = recall.metrics[splits.searched].gathered_embeddings()[0].to(pl_module.device)
+        self.value = metrics_at_r(embeddings, splits.query.labels)["map_at_r"]
+
+
 def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> int:
     """Train one run after another in this process, write records, print a line each; returns how many failed."""
     entry.register_plugins()
@@ -351,8 +381,10 @@ def train_all(runs: Runs, records: Path, private: Sequence[str], jobs: int) -> i
         for name, overrides in runs.items():
             with initialize_config_dir(entry.CONF, version_base="1.3"):
                 cfg = compose("train", [*overrides, f"run={name}"])
+            measured = LastMapAtR()
             try:
-                result = train(cfg, Path(folder) / name)
+                result = train(cfg, Path(folder) / name, callbacks=[measured])
+                result["last"]["map_at_r"] = measured.value
             except NotFinite as error:  # an outcome of these settings
                 result = {"diverged": str(error), "commit": commit()}
             except Exception as error:  # the others go on

@@ -139,15 +139,13 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_record_of_a_study_holds_no_path_of_the_machine(study, tmp_path: Path, monkeypatch) -> None:
-    epoch = {"recall": {"1": 0.5}}
-    monkeypatch.setattr(
-        study,
-        "train",
-        lambda cfg, folder: (
-            {"csv": str(cfg.dataset.csv), "root": str(cfg.dataset.root), "folder": str(folder)}
-            | dict.fromkeys(("untrained", "best", "last"), epoch)
-        ),
-    )
+    def train(cfg: Any, folder: Path, callbacks: list[Any]) -> dict[str, Any]:
+        [map_at_r] = callbacks
+        map_at_r.value = 0.25
+        result = {"csv": str(cfg.dataset.csv), "root": str(cfg.dataset.root), "folder": str(folder)}
+        return result | {epoch: {"recall": {"1": 0.5}} for epoch in ("untrained", "best", "last")}
+
+    monkeypatch.setattr(study, "train", train)
     (tmp_path / "classes.txt").write_text("0, a\n1, b\n")
     given = ["cub_half", f"dataset.root={tmp_path}", "--only", "fast_seed1", "--output", str(tmp_path / "out")]
     monkeypatch.setattr("sys.argv", ["study.py", *given])
@@ -155,6 +153,7 @@ def test_a_record_of_a_study_holds_no_path_of_the_machine(study, tmp_path: Path,
     record = json.loads((tmp_path / "out" / "cub_half" / "fast_seed1.json").read_text())
     assert [record[key] for key in ("csv", "root", "folder")] == ["DIR/images.csv", "DIR", "DIR/fast_seed1"]
     assert record["command"].endswith("dataset.root=DIR dataset.csv=DIR/images.csv")
+    assert record["last"]["map_at_r"] == 0.25
 
 
 def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(study, tmp_path: Path, monkeypatch) -> None:
@@ -177,7 +176,8 @@ def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(study, tmp
 
 
 def test_a_run_that_diverges_has_a_record_and_is_not_chosen(study, tmp_path: Path, monkeypatch) -> None:
-    def train(cfg: Any, folder: Path) -> dict[str, Any]:
+    def train(cfg: Any, folder: Path, callbacks: list[Any]) -> dict[str, Any]:
+        callbacks[0].value = 0.25
         if cfg.optimizer.lr == 4e-4:
             raise study.NotFinite("the loss is not finite")
         end = {"recall": {"1": 0.5}, "validation": {"1": 0.5 + cfg.optimizer.lr}, "epoch": 3}
