@@ -142,16 +142,14 @@ CHANGES = {
     "constant": ["scheduler=constant"],
     "warmup5": ["optimizer.warmup_epochs=5"],
     "batch90": ["data.batch_size=90"],
-    "weight_decay1e-2": ["optimizer.weight_decay=1e-2"],
-    "delta0": ["loss.delta=0"],
+    "multi_similarity": ["loss=multi_similarity", "data.images_per_class=5", "data.batch_size=120"],  # of 25 classes
 }
 FIRST = "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix"
 SEARCHED_SO = (
     "start ema0.995 ema0.998 alpha16 metrix_features frozen epochs40 drop_path0.6"  # as MIRRORED, in two folds
 )
 AVERAGED_SO = (  # as AVERAGED, in two folds
-    "start drop_path0.8 lr2e-4 lr4e-4 constant layer_decay0.8 warmup5 batch90+ema0.999 colors weight_decay1e-2 frozen "
-    "delta0"
+    "start drop_path0.8 lr2e-4 lr4e-4 constant layer_decay0.8 warmup5 batch90+ema0.999 colors multi_similarity frozen"
 )
 # Which changes were tried of the start, of BETTER, LONG and MIRRORED; several together are joined by "+".
 TRIED = {

@@ -25,7 +25,12 @@ def embed(path: Path) -> np.ndarray:
     return session.run(None, {"images": np.asarray(image).transpose(2, 0, 1)[None]})[0][0]
 
 
-paths = sorted(path for path in gallery.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
-similarities = np.stack([embed(path) for path in paths]) @ embed(query)
-for best in np.argsort(-similarities)[:5]:
-    print(f"{similarities[best]:.3f}  {paths[best]}")
+wanted, found = embed(query), []
+for path in gallery.rglob("*"):
+    if path.suffix.lower() in (".jpg", ".jpeg", ".png"):
+        try:
+            found.append((embed(path) @ wanted, path))
+        except OSError as error:  # a damaged file
+            print(f"left out: {path} ({error})", file=sys.stderr)
+for similarity, path in sorted(found, reverse=True)[:5]:
+    print(f"{similarity:.3f}  {path}")

@@ -71,6 +71,17 @@ class Killed(torch.utils.data.Dataset):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_ctrl_c_that_ends_the_workers_too_is_no_failure_of_theirs():
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            list(torch.utils.data.DataLoader(Killed(), num_workers=1))
+
+    with pytest.raises(KeyboardInterrupt), explained(compose_train()):
+        interrupted()
+
+
 def find_no_compiler() -> None:
     with torch._inductor.config.patch("cpp.cxx", (None, "no-such-compiler")):
         torch.compile(lambda x: x + 1)(torch.ones(2))

@@ -128,7 +128,7 @@ def _described(node: DictConfig) -> str:
     """'StepLR(step_size=10, gamma=0.5)': class and arguments of an object of the config, without learning rates."""
     plain: Any = OmegaConf.to_container(node, resolve=True)
     hidden = ("_target_", "lr", *GROUP_KEYS)
-    arguments = ", ".join(f"{key}={value}" for key, value in plain.items() if key not in hidden)
+    arguments = ", ".join(f"{key}={value}" for key, value in plain.items() if value is not None and key not in hidden)
     return f"{plain['_target_'].rpartition('.')[2]}({arguments})"
 
 

@@ -144,6 +144,11 @@ def explained(cfg: DictConfig) -> Iterator[None]:
     except MisconfigurationException as error:
         raise UsageError(" ".join(str(error).split())) from error
     except (RuntimeError, ValueError) as error:
+        before = error.__context__
+        while before is not None:
+            if isinstance(before, KeyboardInterrupt):  # Ctrl-C ended the workers too
+                raise before from None
+            before = before.__context__
         for pattern, meaning in _KNOWN.items():
             if match := re.search(pattern, str(error)):
                 raise UsageError(match.expand(meaning)) from error
