@@ -12,7 +12,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from commands import REPOSITORY, TINY_GLYPHS, run_entry, run_ok
+
+from proxy_anchor.training.callbacks.recall import RecallCallback
 
 SLOW = pytest.mark.slow
 
@@ -140,8 +143,11 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_record_of_a_study_holds_no_path_of_the_machine(study, tmp_path: Path, monkeypatch) -> None:
     def train(cfg: Any, folder: Path, callbacks: list[Any]) -> dict[str, Any]:
-        [map_at_r] = callbacks
-        map_at_r.value = 0.25
+        embeddings = torch.polar(torch.ones(4), torch.tensor([0, 0.2, 0.5, 0.9]))  # the third finds the second
+        recall, splits = RecallCallback(1), Mock(searched="test", query=Mock(labels=[0, 0, 1, 1]))
+        recall.metrics["test"].update(torch.view_as_real(embeddings), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+        for each in callbacks:
+            each.on_train_end(Mock(callbacks=[recall], datamodule=Mock(splits=splits)), Mock(device="cpu"))
         result = {"csv": str(cfg.dataset.csv), "root": str(cfg.dataset.root), "folder": str(folder)}
         return result | {epoch: {"recall": {"1": 0.5}} for epoch in ("untrained", "best", "last")}
 
@@ -153,7 +159,7 @@ def test_a_record_of_a_study_holds_no_path_of_the_machine(study, tmp_path: Path,
     record = json.loads((tmp_path / "out" / "cub_half" / "fast_seed1.json").read_text())
     assert [record[key] for key in ("csv", "root", "folder")] == ["DIR/images.csv", "DIR", "DIR/fast_seed1"]
     assert record["command"].endswith("dataset.root=DIR dataset.csv=DIR/images.csv")
-    assert record["last"]["map_at_r"] == 0.25
+    assert record["last"]["map_at_r"] == 0.75
 
 
 def test_a_study_takes_the_settings_that_are_best_on_held_out_classes(study, tmp_path: Path, monkeypatch) -> None:
