@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import one_line
 from PIL import Image
 
 from proxy_anchor.data import datamodule as module
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits, make_tables
-from proxy_anchor.errors import UsageError
 
 NUM_TRAIN, NUM_QUERY, NUM_GALLERY = 11, 7, 5
 SMALL = {"crop": 8, "resize": 10, "num_workers": 0, "batch_size": 4}
@@ -80,8 +80,7 @@ def test_describe(folder):
     ("arguments", "named"), [({"batch_size": 0}, r"data\.batch_size=0"), ({"num_workers": -1}, r"data\.num_workers=-1")]
 )
 def test_bad_values_are_named(folder, arguments, named):
-    with pytest.raises(UsageError, match=f"^{named}"):
-        ImageDataModule(make_splits(folder), **{**SMALL, **arguments})
+    one_line(ImageDataModule, make_splits(folder), **{**SMALL, **arguments}, match=f"^{named}")
 
 
 @pytest.mark.parametrize(("cores", "of_host", "workers"), [(3, 8, 3), (64, 64, 16), (None, 3, 3), (None, None, 1)])

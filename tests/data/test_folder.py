@@ -21,7 +21,7 @@ from proxy_anchor.data.folder import list_images, load_folder
 from proxy_anchor.data.image_cache import Shrunk, decode_into, kept_sizes
 from proxy_anchor.data.images import DecodedImages, ImageDataset, open_input, read_rgb
 from proxy_anchor.data.table import ImageTable, Splits, data_fingerprint, split_box
-from proxy_anchor.errors import UnreadableImage, UsageError
+from proxy_anchor.errors import UnreadableImage
 
 
 def touch(file: Path, content: bytes = b"x") -> Path:
@@ -305,8 +305,7 @@ def test_a_folder_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UsageError, match=f"{tmp_path} cannot be read: change its permissions"):
-        images_below(tmp_path)
+    one_line(images_below, tmp_path, match=f"{tmp_path} cannot be read: change its permissions")
 
 
 # ---- objects in images

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from commands import one_line
 from PIL import Image
 from processes import run_python
 from torch import Tensor
@@ -19,7 +20,6 @@ from proxy_anchor.data.image_cache import Shrunk, decode_to_device, kept_sizes
 from proxy_anchor.data.images import ImageDataset
 from proxy_anchor.data.sampling import ShuffledBatches
 from proxy_anchor.data.table import ImageTable, Splits, make_tables
-from proxy_anchor.errors import UsageError
 
 CPU = torch.device("cpu")
 
@@ -210,5 +210,4 @@ def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, ca
     ],
 )
 def test_contradictions_are_one_line(table: ImageTable, arguments: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        fed(table, **arguments)
+    one_line(fed, table, **arguments, match=message)

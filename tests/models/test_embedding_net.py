@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxy_anchor import EmbeddingNet
-from proxy_anchor.errors import UsageError
 from proxy_anchor.models.pooling import POOLINGS
 
 FAST = [
@@ -175,8 +174,7 @@ def test_maps_with_channels_last_are_pooled_over_their_places(pooling: str, by_h
 def test_what_a_network_cannot_pool_is_one_line(backbone: str, pooling: str, reason: str) -> None:
     if not timm.is_model(backbone):
         pytest.skip(f"this timm has no {backbone}")
-    with pytest.raises(UsageError, match=reason):
-        make(backbone, pooling=pooling, image_size=224)
+    one_line(make, backbone, pooling=pooling, image_size=224, match=reason)
 
 
 # Image size
@@ -202,8 +200,7 @@ def test_a_constructor_that_reads_values_is_built(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_image_size_that_a_backbone_refuses_is_said() -> None:
-    with pytest.raises(UsageError, match="test_vit does not accept 5 x 5 images"):
-        make("test_vit", image_size=5)
+    one_line(make, "test_vit", image_size=5, match="test_vit does not accept 5 x 5 images")
 
 
 # Batch norm
@@ -236,8 +233,7 @@ def test_batch_norm(batch_norm: str, fixed: bool, affine: bool) -> None:
 
 
 def test_close_names_are_offered() -> None:
-    with pytest.raises(UsageError, match=r"Close names: .*resnet50"):
-        make("resnet5O")
+    one_line(make, "resnet5O", match=r"Close names: .*resnet50")
 
 
 # Building it again
