@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import compose_entry
+from commands import compose_entry, one_line
 from PIL import Image, ImageDraw
 
 from check import check
 from proxy_anchor.data.table import Splits, make_tables
-from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.embedder import Embedded
 from proxy_anchor.inference.near import near_findings, published_features
 
@@ -124,6 +123,5 @@ def test_published_features_are_the_pooled_ones() -> None:
     ],
 )
 def test_wrong_arguments_are_refused_before_images_are_read(folder: Path, capsys, argument: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        run_check(folder, argument)
+    one_line(run_check, folder, argument, match=message)
     assert capsys.readouterr().out == ""
