@@ -91,10 +91,9 @@ def test_images_that_vanish_before_the_run_goes_on_are_one_line(interrupted, tmp
 def test_another_number_of_classes_on_resume_is_refused_with_both(interrupted, tmp_path):
     for number, name in enumerate("ghij"):
         shutil.copytree(tmp_path / "images" / "abcdef"[number], tmp_path / "images" / name)
-    with pytest.raises(UsageError) as caught:
-        interrupted()
-    assert str(caught.value).startswith("the train images are not those that this run began with (then 24 images of 3")
-    assert "; now 40 images of 5 classes" in str(caught.value)
+    line = one_line(interrupted)
+    assert line.startswith("the train images are not those that this run began with (then 24 images of 3")
+    assert "; now 40 images of 5 classes" in line
     assert newest_checkpoint(tmp_path / "run").epoch == 3
 
 
