@@ -15,6 +15,7 @@ import torch
 from commands import REPOSITORY, TINY_GLYPHS
 
 RUN = [*TINY_GLYPHS, "trainer.max_epochs=5", "trainer.log_every_n_steps=1", "run=x"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 SLOWLY = f"""
 import sys, time

@@ -49,12 +49,13 @@ def write_list(file: Path, lines: Iterable[str]) -> None:
     file.with_name(f"._{file.name}").write_bytes(_TWIN)
 
 
-def litter(root: Path) -> None:
-    """What a Mac leaves in folders and archives."""
+def litter(root: Path) -> Path:
+    """`root`, with what a Mac leaves in folders and archives."""
     for folder in [path for path in root.rglob("*") if path.is_dir()]:
         (folder / ".DS_Store").write_bytes(b"\x00\x00\x00\x01Bud1")
         (root / "__MACOSX" / folder.relative_to(root)).mkdir(parents=True, exist_ok=True)
         (root / "__MACOSX" / folder.relative_to(root) / "._x.jpg").write_bytes(_TWIN)
+    return root
 
 
 def annotate(
@@ -89,8 +90,7 @@ def make_cub(root: Path, *, folder: str = "CUB_200_2011") -> Path:
     write_list(base / "images.txt", (f"{image} {name}" for image, name, _ in rows))
     write_list(base / "image_class_labels.txt", (f"{image} {label}" for image, _, label in reversed(rows)))
     write_list(base / "train_test_split.txt", (f"{image} {image % 2}" for image, _, _ in rows))
-    litter(root)
-    return root
+    return litter(root)
 
 
 def make_cars_joint(root: Path, *, folder: str = "car_ims") -> Path:
@@ -102,8 +102,7 @@ def make_cars_joint(root: Path, *, folder: str = "car_ims") -> Path:
     annotate(
         root / "cars_annos.mat", "relative_im_path", [f"car_ims/{name}" for name in names], labels, extra=("test",)
     )
-    litter(root)
-    return root
+    return litter(root)
 
 
 def make_cars_two_folders(root: Path, *, doubled: bool = False) -> Path:
@@ -117,8 +116,7 @@ def make_cars_two_folders(root: Path, *, doubled: bool = False) -> Path:
         annotate(root / "devkit" / f"{part}_annos.mat", "fname", names, chosen if part == "cars_train" else None)
         if part == "cars_test":
             annotate(root / "cars_test_annos_withlabels.mat", "fname", names, chosen)
-    litter(root)
-    return root
+    return litter(root)
 
 
 def make_sop(root: Path, *, folder: str = "Stanford_Online_Products") -> Path:
@@ -133,8 +131,7 @@ def make_sop(root: Path, *, folder: str = "Stanford_Online_Products") -> Path:
             write_picture(root / folder / name, image)
             lines.append(f"{2 * image + 1} {label} {label % 3 + 1} {name}")
         write_list(root / folder / file, lines)
-    litter(root)
-    return root
+    return litter(root)
 
 
 def make_inshop(root: Path, *, images: str = "img", lists: str = "Eval") -> Path:
@@ -150,5 +147,4 @@ def make_inshop(root: Path, *, images: str = "img", lists: str = "Eval") -> Path
     write_list(
         root / lists / "list_eval_partition.txt", [str(len(rows)), "image_name item_id evaluation_status", *rows]
     )
-    litter(root)
-    return root
+    return litter(root)

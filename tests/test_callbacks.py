@@ -51,8 +51,7 @@ def test_a_run_stops_early_and_logs_learning_rates_and_settings(
     ) in said
     assert "\n  training ended early, after epoch 2 of 4\n" in said
     assert (folder / "best.ckpt").is_file()
-    with (folder / "metrics.csv").open() as file:
-        rows = [*csv.DictReader(file)]
+    rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
     expected = {"backbone": cfg.optimizer.lr, "head": cfg.optimizer.lr, "proxies": 100 * cfg.optimizer.lr}
     for name, rate in expected.items():
         assert [float(row[f"lr/{name}"]) for row in rows if row[f"lr/{name}"]] == pytest.approx([rate, rate])

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import lookalikes as look
 import pytest
-from commands import REPOSITORY, compose_train
+from commands import REPOSITORY, compose_train, one_line
 
 from proxy_anchor.cli import checks
 from proxy_anchor.cli import main as entry
 from proxy_anchor.cli.config import load_splits
 from proxy_anchor.cli.experiments import experiment_rows, read_experiment, read_experiments
-from proxy_anchor.errors import UsageError
 from proxy_anchor.reports.paper import paper_results
 from proxy_anchor.reports.runs import differences
 
@@ -118,8 +117,7 @@ GOOD = (FOLDER / "cub_batch_size.yaml").read_text()
 def test_incomplete_contract_is_refused_by_name(text, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(text)
-    with pytest.raises(UsageError, match=re.escape(f"{file}: expected a contract in comments at the top")):
-        read_experiment(file)
+    one_line(read_experiment, file, match=re.escape(f"{file}: expected a contract in comments at the top"))
 
 
 MAKE = {"cub": look.make_cub, "cars": look.make_cars_joint, "sop": look.make_sop, "inshop": look.make_inshop}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import refused, run_ok
-from interruptions import RUN, assert_same_end, start, truncate_last, wait_for_line
+from interruptions import RUN, TORCHRUN, assert_same_end, start, truncate_last, wait_for_line
 from omegaconf import OmegaConf
 from processes import await_end
 
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
 ARGUMENTS = [*RUN, *TWO]  # of the fixture `straight`
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def test_all_processes_killed_and_started_again(straight, arguments, tmp_path):

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +17,11 @@ import pytest
 import torch
 import yaml
 from commands import REPOSITORY, TINY_GLYPHS, refused, run_entry, run_ok
-from interruptions import RUN, start, wait_for_line
+from interruptions import RUN, TORCHRUN, start, wait_for_line
 
 from proxy_anchor.errors import FolderTaken
 from proxy_anchor.training import run_lock
 from proxy_anchor.training.module import CHECKPOINT_KEY
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def assert_one_run(folder: Path) -> int:

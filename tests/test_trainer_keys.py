@@ -48,8 +48,7 @@ def test_what_is_reported_is_what_the_checkpoints_and_metrics_csv_hold(
     assert result["best"]["recall"] == evaluated(tmp_path / "best.ckpt")
     assert result["last"]["recall"] == evaluated(tmp_path / "last.ckpt")
     [file] = tmp_path.glob("**/metrics.csv")
-    with file.open() as stream:
-        logged = list(csv.DictReader(stream))
+    logged = list(csv.DictReader(file.read_text().splitlines()))
     losses = [float(row["train/loss_epoch"]) for row in logged if row["train/loss_epoch"]]
     if trained[0]["epoch"] == 1:  # every epoch is evaluated
         assert losses == [row["train_loss"] for row in trained]

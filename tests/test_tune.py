@@ -6,10 +6,9 @@ import json
 import re
 
 import pytest
-from commands import TINY_GLYPHS, refused, run_entry, run_ok
+from commands import TINY_GLYPHS, one_line, refused, run_entry, run_ok
 
 optuna = pytest.importorskip("optuna")
-from proxy_anchor.errors import UsageError  # noqa: E402
 from proxy_anchor.sweeps.tuning import Tuning, make_space  # noqa: E402
 
 ARGUMENTS = [*TINY_GLYPHS, "trainer.max_epochs=2"]
@@ -101,8 +100,7 @@ def test_what_may_vary():
         "c": kinds.FloatDistribution(0.1, 1, log=True),
     }
     for given in ([], {"min": 1}, {"min": 2, "max": 1}, {"min": 0.0, "max": 1.0, "log": True}):
-        with pytest.raises(UsageError, match="expected, for each key, a list of values or a range"):
-            make_space({"a": given})
+        one_line(make_space, {"a": given}, match="expected, for each key, a list of values or a range")
 
 
 def test_several_processes_take_trials_of_one_study_and_repeat_what_failed(tmp_path):

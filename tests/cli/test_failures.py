@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from commands import TINY_GLYPHS, compose_train
+from commands import TINY_GLYPHS, compose_train, one_line
 
 from proxy_anchor.cli.messages import explained
 from proxy_anchor.errors import UsageError
@@ -31,8 +31,7 @@ def test_out_of_memory_names_the_keys_and_the_run_goes_on_from_its_checkpoint(tr
 
     monkeypatch.setattr(EmbeddingNet, "forward", fail)
     cfg = compose_train(*RUN, glyphs)
-    with pytest.raises(UsageError, match=r"^out of memory with data\.batch_size=16: set a smaller one"):
-        train(cfg, tmp_path / "run")
+    one_line(train, cfg, tmp_path / "run", match=r"^out of memory with data\.batch_size=16: set a smaller one")
     monkeypatch.setattr(EmbeddingNet, "forward", forward)
     smaller = [] if training else ["data.eval_batch_size=8"]  # changes no weight, so the run may go on with it
     again = train(compose_train(*RUN, glyphs, *smaller), tmp_path / "run")

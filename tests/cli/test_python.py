@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from commands import REPOSITORY, TINY_GLYPHS
+from commands import REPOSITORY, TINY_GLYPHS, one_line
 from hydra.core.hydra_config import HydraConfig
 
 from proxy_anchor import command, train
-from proxy_anchor.errors import UsageError
 from proxy_anchor.training.run_folder import StopOnSignal
 
 
@@ -37,16 +36,14 @@ def test_a_run_from_python_is_the_run_of_the_command(tmp_path: Path, monkeypatch
 
 def test_mistakes_are_errors_and_no_exit(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"trian is no command; .* Did you mean 'train'"):
-        command("trian")
+    one_line(command, "trian", match=r"trian is no command; .* Did you mean 'train'")
     for words, message in {
         ("seed=-1",): "seed=-1",
         ("launcher=slurm",): "launcher=slurm: it runs the jobs of a sweep",
         ("backbone=nothing",): "backbone.*nothing",
         ("-m", "seed=1,2"): "-m cannot be understood: write key=value",
     }.items():
-        with pytest.raises(UsageError, match=message):
-            train(*words)
+        one_line(train, *words, match=message)
     assert list(Path("runs").iterdir()) == []
     for part in ("train/a", "test/b"):
         Path("my", part).mkdir(parents=True)
@@ -68,6 +65,5 @@ def test_a_train_py_of_the_user_is_not_the_command(tmp_path: Path, monkeypatch) 
         if imported:
             monkeypatch.setitem(sys.modules, "train", object())
         before = sys.modules.get("train"), list(sys.path)
-        with pytest.raises(UsageError, match="seed=-1"):
-            train("seed=-1")
+        one_line(train, "seed=-1", match="seed=-1")
         assert (sys.modules.get("train"), sys.path) == before

@@ -119,8 +119,7 @@ def corrupt(broken):
 
 
 def test_a_look_at_the_folder_refuses_what_is_no_file_or_empty(broken):
-    with pytest.raises(UsageError, match=r"^3 of 200 mine images cannot be used: .*\(empty\).*on_bad_image=skip"):
-        load_folder(broken[0])
+    one_line(load_folder, broken[0], match=r"^3 of 200 mine images cannot be used: .*\(empty\).*on_bad_image=skip")
 
 
 @pytest.mark.parametrize("way", [["data.cache=none"], ["data.cache=none", "data.num_workers=2"], ["data.cache=ram"]])

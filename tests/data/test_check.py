@@ -5,14 +5,13 @@ import shutil
 
 import lookalikes as look
 import pytest
-from commands import compose_entry, run_entry
+from commands import compose_entry, one_line, run_entry
 from pictures import noise
 
 from check import check
 from proxy_anchor.cli import messages
 from proxy_anchor.data.bad_images import BAD, ODD, check_images, format_findings
 from proxy_anchor.data.folder import load_folder
-from proxy_anchor.errors import UsageError
 
 
 def checked(root):
@@ -51,8 +50,7 @@ def test_missing_files_and_what_is_no_file(tmp_path):
     lines = [f"{number}.png,{number // 2},{'train' if number < 4 else 'test'}" for number in range(6)]
     lines += [f"{name}.png,2,test" for name in ("gone", "folder", "loop")]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *lines]))
-    with pytest.raises(UsageError, match=r"gone\.png \(missing\)"):
-        load_folder(None, csv_file=tmp_path / "list.csv")
+    one_line(load_folder, None, csv_file=tmp_path / "list.csv", match=r"gone\.png \(missing\)")
     splits = load_folder(None, csv_file=tmp_path / "list.csv", verify_files=False)
     findings = check_images(splits)
     assert [(each.kind, each.path.name, each.detail) for each in findings] == [
@@ -123,8 +121,7 @@ def test_the_command_lists_all_and_exits_with_1(tmp_path):
     lines = done.stdout.strip().splitlines()
     assert lines[0].startswith("data: cub, 12 train images of 4 classes, 10 query images of 4 classes")
     assert lines[-1].startswith("checked 22 images, 3 cannot be used: 1 missing, 1 empty, 1 corrupt, 10 format, ")
-    with (tmp_path / "list.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader((tmp_path / "list.csv").read_text().splitlines()))
     assert [row["path"] for row in rows if row["kind"] in BAD] == [str(path) for path in images[:3]]
     assert {row["kind"] for row in rows} <= {*BAD, *ODD}
     assert "Traceback" not in done.stderr

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import one_line
 from PIL import Image
 
 from proxy_anchor.data import datamodule as module
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.table import Splits, make_tables
-from proxy_anchor.errors import UsageError
 
 NUM_TRAIN, NUM_QUERY, NUM_GALLERY = 11, 7, 5
 SMALL = {"crop": 8, "resize": 10, "num_workers": 0, "batch_size": 4}
@@ -77,11 +77,22 @@ def test_describe(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"), [({"batch_size": 0}, r"data\.batch_size=0"), ({"num_workers": -1}, r"data\.num_workers=-1")]
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, r"^data\.batch_size=0"),
+        ({"num_workers": -1}, r"^data\.num_workers=-1"),
+        ({"crop_on": "fast"}, r"^data\.crop_on=fast is not known"),
+        ({"cache": "tape"}, r"^data\.cache=tape is not known"),
+        ({"crop_on": "cpu", "cache": "gpu"}, r"^data\.crop_on=cpu crops in worker processes"),
+        ({"crop_on": "gpu", "cache": "none"}, r"^data\.crop_on=gpu crops cached images"),
+        ({"on_bad_image": "ignore"}, r"^data\.on_bad_image=ignore is not known; choose one of: raise, skip"),
+        ({"cache_side": 1.5}, r"^data\.cache_side=1\.5"),
+        ({"crop_on": "gpu", "cache": "auto"}, r"^data\.crop_on=gpu needs an NVIDIA GPU"),
+        ({"crop_on": "auto", "cache": "gpu"}, r"^data\.cache=gpu needs an NVIDIA GPU"),
+    ],
 )
-def test_bad_values_are_named(folder, arguments, named):
-    with pytest.raises(UsageError, match=f"^{named}"):
-        ImageDataModule(make_splits(folder), **{**SMALL, **arguments})
+def test_bad_values_and_contradictions_are_one_line(folder, arguments, message):
+    one_line(lambda: ImageDataModule(make_splits(folder), **{**SMALL, **arguments}).setup("fit"), match=message)
 
 
 @pytest.mark.parametrize(("cores", "of_host", "workers"), [(3, 8, 3), (64, 64, 16), (None, 3, 3), (None, None, 1)])

@@ -21,7 +21,7 @@ from proxy_anchor.data.folder import list_images, load_folder
 from proxy_anchor.data.image_cache import Shrunk, decode_into, kept_sizes
 from proxy_anchor.data.images import DecodedImages, ImageDataset, open_input, read_rgb
 from proxy_anchor.data.table import ImageTable, Splits, data_fingerprint, split_box
-from proxy_anchor.errors import UnreadableImage, UsageError
+from proxy_anchor.errors import UnreadableImage
 
 
 def touch(file: Path, content: bytes = b"x") -> Path:
@@ -305,8 +305,7 @@ def test_a_folder_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UsageError, match=f"{tmp_path} cannot be read: change its permissions"):
-        images_below(tmp_path)
+    one_line(images_below, tmp_path, match=f"{tmp_path} cannot be read: change its permissions")
 
 
 # ---- objects in images
@@ -322,8 +321,7 @@ def test_boxes_of_a_list_cut_objects_out_of_images(tmp_path):
         Image.fromarray(pixels).save(tmp_path / f"{name}.png", compress_level=number)  # other bytes
     lines = ["path,label,x,y,w,h", "photo.png,a,10,5,20,30", "photo.png,a,30.4,0,29.6,40", "b.png,b,,,,"]
     lines += ["c.png,c,1.5,0,57.5,40", "d.png,d,1,1,2,2"]  # c: edges at 1.5 and 59
-    (tmp_path / "list.csv").write_text("\n".join(lines))
-    splits = load_folder(None, csv_file=tmp_path / "list.csv", test_fraction=1)
+    splits = load_folder(None, csv_file=make_list(tmp_path, "\n".join(lines)), test_fraction=1)
     table = splits.query
     assert [path.name for path in table.paths[:3]] == [
         "photo.png#xywh=10,5,20,30",
@@ -356,8 +354,7 @@ def test_a_box_outside_its_image_is_named(tmp_path):
     for name in "abcd":
         Image.new("RGB", (60, 40)).save(tmp_path / f"{name}.png")
     lines = ["path,label,x,y,w,h", "a.png,a,41,0,20,40", "b.png,b,0,0,60,40", "c.png,c,,,,", "d.png,d,0,1,60,40"]
-    (tmp_path / "list.csv").write_text("\n".join(lines))
-    splits = load_folder(None, csv_file=tmp_path / "list.csv", test_fraction=1)
+    splits = load_folder(None, csv_file=make_list(tmp_path, "\n".join(lines)), test_fraction=1)
     bad = [each for each in check_images(splits) if each.kind == "corrupt"]
     assert [(each.path.name, each.detail) for each in bad] == [
         ("a.png#xywh=41,0,20,40", "box 41,0,20,40 is not inside its 60 x 40 pixels"),
@@ -370,5 +367,5 @@ def test_a_box_outside_its_image_is_named(tmp_path):
 @pytest.mark.parametrize("box", ["1,2,3,", "a,0,1,1", "-1,0,2,2", "0,0,0,4", "nan,0,1,1", "0,0,inf,1"])
 def test_a_box_that_is_none_is_one_line(tmp_path, box):
     touch(tmp_path / "a.jpg")
-    (tmp_path / "list.csv").write_text(f"path,label,x,y,w,h\na.jpg,a,{box}\n")
-    assert f"line 2: the box x,y,w,h is {box}; expected pixels" in refused(None, csv_file=tmp_path / "list.csv")
+    boxes = make_list(tmp_path, f"path,label,x,y,w,h\na.jpg,a,{box}\n")
+    assert f"line 2: the box x,y,w,h is {box}; expected pixels" in refused(None, csv_file=boxes)

@@ -19,7 +19,6 @@ from proxy_anchor.data.image_cache import Shrunk, decode_to_device, kept_sizes
 from proxy_anchor.data.images import ImageDataset
 from proxy_anchor.data.sampling import ShuffledBatches
 from proxy_anchor.data.table import ImageTable, Splits, make_tables
-from proxy_anchor.errors import UsageError
 
 CPU = torch.device("cpu")
 
@@ -112,11 +111,6 @@ def batches(loader: object, epoch: int) -> list[tuple[Tensor, ...]]:
     return [tuple(part.cpu() for part in batch) for batch in loader]
 
 
-def reference(table: ImageTable, crops: RandomCrops, order: ShuffledBatches, epoch: int) -> list[tuple[Tensor, ...]]:
-    loader = torch.utils.data.DataLoader(ImageDataset(table, crops), batch_sampler=order)
-    return batches(loader, epoch)
-
-
 @pytest.mark.parametrize("where", ["device", "host", pytest.param("GPU", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("epoch", [0, 3])
 @pytest.mark.parametrize("colors", [RandomColors(), RandomColors(0.4, 0.4, 0.4, 0.1, 0.2, 5)], ids=["plain", "colours"])
@@ -129,8 +123,9 @@ def test_training_batches_are_the_workers(
     loader = CroppedBatches(pixels, torch.from_numpy(table.labels), crops, order, device)
     if where == "host":  # the way of pixels that live elsewhere than the network
         monkeypatch.setattr(CroppedBatches, "_on_device", CroppedBatches._from_host)
+    workers = torch.utils.data.DataLoader(ImageDataset(table, crops), batch_sampler=order)
     assert len(loader) == 2
-    for ours, theirs in zip(batches(loader, epoch), reference(table, crops, order, epoch), strict=True):
+    for ours, theirs in zip(batches(loader, epoch), batches(workers, epoch), strict=True):
         assert torch.equal(ours[2], theirs[2])
         assert torch.equal(ours[1], theirs[1])
         assert ours[0].is_contiguous(memory_format=torch.channels_last)
@@ -194,21 +189,3 @@ def test_the_cards_batches_are_the_workers(table: ImageTable, tmp_path: Path, ca
     for (images, rows), (same, same_rows) in zip(plain, kept, strict=True):
         assert torch.equal(rows, same_rows)
         assert (images.int() - same.int()).abs().max() <= 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"crop_on": "fast"}, r"^data\.crop_on=fast is not known"),
-        ({"cache": "tape"}, r"^data\.cache=tape is not known"),
-        ({"crop_on": "cpu", "cache": "gpu"}, r"^data\.crop_on=cpu crops in worker processes"),
-        ({"crop_on": "gpu", "cache": "none"}, r"^data\.crop_on=gpu crops cached images"),
-        ({"on_bad_image": "ignore"}, r"^data\.on_bad_image=ignore is not known; choose one of: raise, skip"),
-        ({"cache_side": 1.5}, r"^data\.cache_side=1\.5"),
-        ({"crop_on": "gpu", "cache": "auto"}, r"^data\.crop_on=gpu needs an NVIDIA GPU"),
-        ({"crop_on": "auto", "cache": "gpu"}, r"^data\.cache=gpu needs an NVIDIA GPU"),
-    ],
-)
-def test_contradictions_are_one_line(table: ImageTable, arguments: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        fed(table, **arguments)

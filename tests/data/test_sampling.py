@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from commands import one_line
 
 from proxy_anchor.data.datamodule import ImageDataModule
 from proxy_anchor.data.sampling import PKBatches, ShuffledBatches, evaluation_share, share_seen, uniform
@@ -52,8 +53,7 @@ def test_a_batch_that_cannot_be_filled_or_divided():
     with pytest.raises(UsageError, match=r"^data\.batch_size=12 is larger than the 11 training images: .*=11 or less"):
         ShuffledBatches(11, 12)
     said = r"^data\.batch_size=10 .* cannot be divided over 4: set data\.batch_size=8\.$"
-    with pytest.raises(UsageError, match=said):
-        ShuffledBatches(40, 10, world_size=4)
+    one_line(ShuffledBatches, 40, 10, world_size=4, match=said)
 
 
 def test_no_two_images_share_a_random_number():
@@ -126,8 +126,7 @@ def test_pk_takes_the_groups_of_a_class_in_random_order():
     ],
 )
 def test_pk_refuses_what_cannot_be_filled(batch_size, k, message):
-    with pytest.raises(UsageError, match=message):
-        PKBatches(UNEVEN, batch_size, k)
+    one_line(PKBatches, UNEVEN, batch_size, k, match=message)
 
 
 def test_data_module_takes_pk_batches_and_says_so(write_images):
@@ -159,5 +158,4 @@ def test_evaluation_shares_are_all_images_once_in_whole_batches(
 
 
 def test_more_devices_than_images_to_evaluate_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"3 images cannot be evaluated on 4 devices: set trainer\.devices=3"):
-        evaluation_share(3, 8, 0, 4)
+    one_line(evaluation_share, 3, 8, 0, 4, match=r"3 images cannot be evaluated on 4 devices: set trainer\.devices=3")

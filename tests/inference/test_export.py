@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from proxy_anchor import EmbeddingNet, Retriever
-from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import export as module
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.export import FORMATS, export
@@ -103,8 +102,7 @@ def test_an_export_that_differs_is_refused_and_leaves_nothing(
     other = load_trained(make_checkpoint("other.ckpt", seed=1))
     write, read = FORMATS[format]
     monkeypatch.setitem(module.FORMATS, format, (lambda _, folder: write(other, folder), read))
-    with pytest.raises(UsageError, match="differ from the checkpoint's by"):
-        export(trained, format, tmp_path / "out")
+    one_line(export, trained, format, tmp_path / "out", match="differ from the checkpoint's by")
     assert {path.name for path in tmp_path.iterdir()} == {"best.ckpt", "other.ckpt"}
 
 
@@ -159,10 +157,7 @@ def test_timm_folder_is_a_timm_model(
 
 def test_bad_requests_are_one_line(make_checkpoint: Callable, tmp_path: Path, monkeypatch) -> None:
     trained = load_trained(make_checkpoint())
-    with pytest.raises(UsageError, match="format=tflite is not known"):
-        export(trained, "tflite", tmp_path / "out")
-    with pytest.raises(UsageError, match="already holds something"):
-        export(trained, "safetensors", tmp_path)
+    one_line(export, trained, "tflite", tmp_path / "out", match="format=tflite is not known")
+    one_line(export, trained, "safetensors", tmp_path, match="already holds something")
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "onnxscript" else name)
-    with pytest.raises(UsageError, match=r"needs onnxscript: pip install -e '.\[export\]'"):
-        export(trained, "onnx", tmp_path / "out")
+    one_line(export, trained, "onnx", tmp_path / "out", match=r"needs onnxscript: pip install -e '.\[export\]'")

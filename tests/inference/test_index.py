@@ -9,7 +9,6 @@ import pytest
 import torch
 from commands import one_line
 
-from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import index as module
 from proxy_anchor.inference.index import VectorIndex
 from proxy_anchor.retrieval.search import has_faiss, search
@@ -89,16 +88,14 @@ def test_without_faiss_the_exact_search_works_and_the_rest_is_one_line(monkeypat
     again = VectorIndex(16, engine="torch")
     again.load(tmp_path, index.ids)
     assert again.search(gallery[3:4], 1)[1].tolist() == [[3]]
-    with pytest.raises(UsageError, match="kind=HNSW32: faiss is not installed"):
-        VectorIndex(16, kind="HNSW32")
+    one_line(VectorIndex, 16, kind="HNSW32", match="kind=HNSW32: faiss is not installed")
 
 
 @each_kind
 def test_damaged_files_are_one_line(kind: str, tmp_path: Path) -> None:
     index = filled(kind, clustered(600))
     index.save(tmp_path)
-    with pytest.raises(UsageError, match="lists 599 images but holds 600"):
-        VectorIndex(16, kind=kind).load(tmp_path, index.ids[:599])
+    one_line(VectorIndex(16, kind=kind).load, tmp_path, index.ids[:599], match="lists 599 images but holds 600")
     for file in sorted(tmp_path.iterdir(), reverse=True):
         for damage in (lambda file: file.write_bytes(file.read_bytes()[:60]), Path.unlink):
             damage(file)

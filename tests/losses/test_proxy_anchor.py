@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from commands import one_line
 from eq_4 import proxy_anchor
 from pytorch_metric_learning.losses import MultipleLosses
 from pytorch_metric_learning.miners import BatchHardMiner
@@ -198,8 +199,7 @@ LABELS = torch.tensor([0, 1, 1])
 def test_batches_that_do_not_fit_are_refused(shape: tuple, labels: Tensor, message: str) -> None:
     loss = ProxyAnchorLoss(3, 4)
     for loss.check_labels in {True, "outside" in message}:  # the range alone is checked on demand
-        with pytest.raises(UsageError, match=message):
-            loss(torch.randn(shape), labels)
+        one_line(loss, torch.randn(shape), labels, match=message)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,7 @@ def test_batches_that_do_not_fit_are_refused(shape: tuple, labels: Tensor, messa
     ],
 )
 def test_arguments_out_of_range_are_named(name: str, value: object) -> None:
-    with pytest.raises(UsageError, match=name):
-        ProxyAnchorLoss(**{"num_classes": 3, "embedding_dim": 4, name: value})
+    one_line(ProxyAnchorLoss, **{"num_classes": 3, "embedding_dim": 4, name: value}, match=name)
 
 
 def test_arguments_of_pytorch_metric_learning_are_none_or_refused() -> None:

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from commands import one_line
 from torch.nn import functional as F
 
-from proxy_anchor.errors import UsageError
 from proxy_anchor.losses.base import ProxyLoss
 from proxy_anchor.losses.proxy_nca import ProxyNCALoss, proxy_nca_loss
 from proxy_anchor.losses.proxy_nca_pp import ProxyNCAPlusPlusLoss
@@ -38,8 +38,7 @@ def test_proxy_nca_and_proxy_nca_pp_equal_plain_loops(loss: ProxyLoss, scale: fl
 
 
 def test_proxy_nca_needs_a_negative() -> None:
-    with pytest.raises(UsageError, match="num_classes=1"):
-        ProxyNCALoss(1, 6)
+    one_line(ProxyNCALoss, 1, 6, match="num_classes=1")
 
 
 def test_proxy_nca_gradient_is_eq_3() -> None:

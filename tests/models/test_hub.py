@@ -108,8 +108,7 @@ def test_only_a_name_that_cannot_be_a_path_is_looked_up(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for name in ("runs/first", "nothing", "a/b/c", str(tmp_path / "x")):
-        with pytest.raises(UsageError, match="no such file"):
-            load_trained(name)
+        one_line(load_trained, name, match="no such file")
     assert asked == []
     with pytest.raises(UsageError, match=r"user/name is no folder here, and the hub .*\(no network at all\)"):
         Retriever.from_pretrained("user/name")

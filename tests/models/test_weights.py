@@ -150,8 +150,7 @@ def test_a_changed_network_is_refused(tmp_path: Path) -> None:
     model = timm.create_model("test_resnet", num_classes=0, stem_width=8)
     config = {"model_args": {"stem_width": 8}}
     timm.models.save_for_hf(model, str(tmp_path / "model"), model_config=config, safe_serialization=True)
-    with pytest.raises(UsageError, match="is a modified test_resnet"):
-        EmbeddingNet(f"local-dir:{tmp_path / 'model'}", 8, image_size=64)
+    one_line(EmbeddingNet, f"local-dir:{tmp_path / 'model'}", 8, image_size=64, match="is a modified test_resnet")
 
 
 # The preprocessing that belongs to the weights

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from commands import one_line
 from reports.test_paper import CARS, write_run
 
-from proxy_anchor.errors import UsageError
 from proxy_anchor.reports import figures
 from proxy_anchor.reports.runs import read_runs
 
@@ -26,10 +26,8 @@ def test_figures_show_what_was_varied_and_nothing_else(tmp_path):
     assert list(line.lines[0].get_xdata()) == [64, 512]
     assert list(line.lines[0].get_ydata()) == pytest.approx([71.5, 81.5])
     assert line.lines[2][0].get_segments()[0][:, 1] == pytest.approx([71.5 - 0.5**0.5, 71.5 + 0.5**0.5])
-    with pytest.raises(UsageError, match="nothing to draw"):
-        figures.recall_by("recall_by_batch_size", runs)
-    with pytest.raises(UsageError, match="two values of each"):
-        figures.alpha_delta_map(runs)
+    one_line(figures.recall_by, "recall_by_batch_size", runs, match="nothing to draw")
+    one_line(figures.alpha_delta_map, runs, match="two values of each")
     axes = figures.alpha_delta_map(read_runs(tmp_path / "a")).axes[0]  # of runs that are alike in all else
     assert axes.images[0].get_array().tolist() == [pytest.approx([80, 80])] * 2
     names = figures.write_figures(tmp_path / "out", read_runs(tmp_path))

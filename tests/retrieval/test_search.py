@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from by_fractions import each_engine, rows
+from commands import one_line
 
 from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import search as module
@@ -120,55 +121,41 @@ class TestRefusals:
     def test_k_above_the_gallery(self, k: int, exclude_self: bool, available: int) -> None:
         x = rows(20)
         search(x, x, k - 1, exclude_self=exclude_self)
-        with pytest.raises(UsageError, match=rf"K={k} .* {available} images"):
-            search(x, x, k, exclude_self=exclude_self)
+        one_line(search, x, x, k, exclude_self=exclude_self, match=rf"K={k} .* {available} images")
 
     @pytest.mark.parametrize("k", [0, -1, True, 1.0])
     def test_k_that_is_no_count(self, k: object) -> None:
-        with pytest.raises(UsageError, match="k="):
-            search(rows(20), rows(20), k)  # type: ignore[arg-type]
+        one_line(search, rows(20), rows(20), k, match="k=")
 
     @each_engine
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
     def test_bad_rows_are_counted(self, engine: str, value: float) -> None:
         bad = rows(20)
         bad[[3, 3, 7], [0, 1, 15]] = value
-        with pytest.raises(UsageError, match="2 of 20 query embeddings"):
-            search(bad, rows(9), 1, engine=engine)
-        with pytest.raises(UsageError, match="2 of 20 gallery embeddings"):
-            search(rows(9), bad, 1, engine=engine)
+        one_line(search, bad, rows(9), 1, engine=engine, match="2 of 20 query embeddings")
+        one_line(search, rows(9), bad, 1, engine=engine, match="2 of 20 gallery embeddings")
 
     def test_shapes_and_types(self) -> None:
-        with pytest.raises(UsageError, match="D=16 and the gallery D=8"):
-            search(rows(5), rows(5, 8), 1)
-        with pytest.raises(UsageError, match="5 queries and 6 gallery rows"):
-            search(rows(5), rows(6), 1, exclude_self=True)
-        with pytest.raises(UsageError, match=r"gallery: .* shape \(0, 16\)"):
-            search(rows(5), rows(0), 1)
-        with pytest.raises(UsageError, match=r"queries: .* shape \(16,\)"):
-            search(rows(5)[0], rows(5), 1)
-        with pytest.raises(UsageError, match=r"queries: .*int64"):
-            search(rows(5).long(), rows(5), 1)
-        with pytest.raises(UsageError, match=r"queries: .* list"):
-            search([[1.0]], rows(5), 1)  # type: ignore[arg-type]
+        one_line(search, rows(5), rows(5, 8), 1, match="D=16 and the gallery D=8")
+        one_line(search, rows(5), rows(6), 1, exclude_self=True, match="5 queries and 6 gallery rows")
+        one_line(search, rows(5), rows(0), 1, match=r"gallery: .* shape \(0, 16\)")
+        one_line(search, rows(5)[0], rows(5), 1, match=r"queries: .* shape \(16,\)")
+        one_line(search, rows(5).long(), rows(5), 1, match=r"queries: .*int64")
+        one_line(search, [[1.0]], rows(5), 1, match=r"queries: .* list")
         with pytest.raises(UsageError, match=r"gallery: .*float32 .torch.sparse_coo. of shape \(5, 16\)"):
             search(rows(5), rows(5).to_sparse(), 1)
-        with pytest.raises(UsageError, match=r"gallery: expected a float array, got <U1"):
-            search(rows(5), np.full((5, 16), "a"), 1)
+        one_line(search, rows(5), np.full((5, 16), "a"), 1, match=r"gallery: expected a float array, got <U1")
 
 
 class TestResolveEngine:
     def test_unknown_name_lists_the_known(self) -> None:
-        with pytest.raises(UsageError, match="auto, faiss_gpu, faiss_cpu, torch"):
-            resolve_engine("fiass", 1)
+        one_line(resolve_engine, "fiass", 1, match="auto, faiss_gpu, faiss_cpu, torch")
 
     def test_without_faiss(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "faiss", None)
         assert resolve_engine("auto", 8) == resolve_engine("torch", 8) == "torch"
-        with pytest.raises(UsageError, match="pip install faiss-cpu"):
-            resolve_engine("faiss_cpu", 8)
-        with pytest.raises(UsageError, match="pip install faiss-gpu"):
-            resolve_engine("faiss_gpu", 8)
+        one_line(resolve_engine, "faiss_cpu", 8, match="pip install faiss-cpu")
+        one_line(resolve_engine, "faiss_gpu", 8, match="pip install faiss-gpu")
         x = rows(30)
         np.testing.assert_array_equal(search(x, x, 4, exclude_self=True)[1], reference(x, x, 4, True)[1])
 
@@ -177,8 +164,7 @@ class TestResolveEngine:
         assert resolve_engine("auto", 8) == resolve_engine("auto", 5000, device="cpu") == "faiss_cpu"
         assert resolve_engine("auto", 8, device="cuda") == "torch"  # rather than copy everything to the CPU
         assert resolve_engine("faiss_cpu", 5000, device="cuda") == "faiss_cpu"
-        with pytest.raises(UsageError, match="no working GPU"):
-            resolve_engine("faiss_gpu", 8)
+        one_line(resolve_engine, "faiss_gpu", 8, match="no working GPU")
 
     def test_largest_k_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pretend_faiss(monkeypatch, gpu=True)
@@ -238,8 +224,7 @@ class TestFaissGpuProbe:
         assert engines == ["torch", "faiss_cpu"]
         assert len(caught) == 1
         assert time.monotonic() - start < 30
-        with pytest.raises(UsageError, match="no working GPU"):
-            resolve_engine("faiss_gpu", 8)
+        one_line(resolve_engine, "faiss_gpu", 8, match="no working GPU")
 
     def test_a_working_gpu_build_is_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.pretend(monkeypatch, tmp_path, self.right)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from by_fractions import classes
+from commands import one_line
 
-from proxy_anchor.errors import UsageError
 from proxy_anchor.retrieval import threshold
 from proxy_anchor.retrieval.threshold import calibrate_threshold
 
@@ -61,8 +61,7 @@ def test_large_sets_are_sampled(monkeypatch) -> None:
     ],
 )
 def test_what_cannot_be_calibrated(labels: list[int], rate: float, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        calibrate_threshold(torch.eye(3), np.array(labels), false_accept_rate=rate)
+    one_line(calibrate_threshold, torch.eye(3), np.array(labels), false_accept_rate=rate, match=reason)
 
 
 def opis_by_loops(embeddings: torch.Tensor, labels: torch.Tensor) -> float:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from commands import compose_train
+from commands import compose_train, one_line
 from torch import nn
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.cli.config import learning
-from proxy_anchor.errors import UsageError
 from proxy_anchor.training.module import MetricLearner
 from proxy_anchor.training.optim import check_learning, make_optimizer, make_parameter_groups, make_scheduler
 
@@ -115,8 +114,7 @@ def test_the_papers_rates_are_the_defaults_of_the_module_too() -> None:
     ],
 )
 def test_values_out_of_range_are_named(override: str, text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        check_learning(**configured(override))
+    one_line(check_learning, **configured(override), match=text)
 
 
 def test_every_group_has_the_papers_decay_and_adams_default_moments() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from commands import one_line
 from pictures import encoded
 from PIL import Image
 
 from proxy_anchor import Retriever
-from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.app import pictures
 from proxy_anchor.inference.app import server as module
 from proxy_anchor.inference.app.server import make_app
@@ -181,5 +181,4 @@ def test_another_host_name_is_refused(address: str) -> None:
 
 
 def test_a_port_in_use_is_one_line(address: str, retrievers) -> None:
-    with pytest.raises(UsageError, match="cannot be opened"):
-        module.run(make_app(retrievers), "127.0.0.1", urlsplit(address).port)
+    one_line(module.run, make_app(retrievers), "127.0.0.1", urlsplit(address).port, match="cannot be opened")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import one_line
 
-from proxy_anchor.errors import UsageError
 from proxy_anchor.training.callbacks import checkpoint as module
 from proxy_anchor.training.callbacks.checkpoint import BackgroundWriter
 
@@ -69,8 +69,7 @@ def test_an_error_reaches_the_trainer_and_leaves_the_old_file(tmp_path: Path, mo
 
     monkeypatch.setattr(module.torch, "save", full)
     writer.save_checkpoint({"epoch": 2}, tmp_path / "last.ckpt")
-    with pytest.raises(UsageError, match=r"last\.ckpt cannot be written \(No space left on device\): make room"):
-        writer.teardown()
+    one_line(writer.teardown, match=r"last\.ckpt cannot be written \(No space left on device\): make room")
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
     assert torch.load(tmp_path / "last.ckpt")["epoch"] == 1
 
