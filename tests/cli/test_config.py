@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, open_dict
 from proxy_anchor.cli import config, start
 from proxy_anchor.data.table import Splits, make_tables
 from proxy_anchor.errors import UsageError
-from proxy_anchor.training import compile
+from proxy_anchor.training import compile, distributed
 from proxy_anchor.training.callbacks.recall import RecallCallback
 from proxy_anchor.training.distributed import LeanDDP
 
@@ -45,9 +45,10 @@ def test_auto_compiles_long_runs_and_networks_that_an_earlier_run_compiled(
     assert asked == [((8, 3, 48, 48), "32-true")]
     compile.remember_check(tmp_path / "check.json", compile.GradientCheck(0.9, 0.9))
     assert decide(49_999, None) is True
-    monkeypatch.setenv("LOCAL_RANK", "0")  # ranks may see different caches
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "decided_by_first", lambda decide: not decide())  # the first has another cache
     assert decide(49_999, None) is False
-    monkeypatch.delenv("LOCAL_RANK")
+    assert asked[-1] == ((4, 3, 48, 48), "32-true")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert decide(49_999, None) is False
     # A run that goes on stays as it began.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from proxy_anchor.errors import UsageError, check_int, counted
-from proxy_anchor.utils import CLASSES_FILE, is_distributed, rank, write_json, write_text
+from proxy_anchor.utils import CLASSES_FILE, rank, write_json, write_text
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -220,15 +220,16 @@ def whether_to_compile(cfg: DictConfig, net: EmbeddingNet, num_images: int, befo
     import torch
 
     from proxy_anchor.training.compile import COMPILE_FROM, check_file, recall_check
+    from proxy_anchor.training.distributed import decided_by_first, world_size
 
     trained = num_images * cfg.trainer.max_epochs
     if trained >= COMPILE_FROM or not torch.cuda.is_available():
         return trained >= COMPILE_FROM
     # The compiler's cache may hold this network. Ranks may have different caches, but must decide alike.
-    side = cfg.dataset.images.crop
+    batch, side = cfg.data.batch_size // world_size(), cfg.dataset.images.crop
     precision = {"32": "32-true"}.get(str(cfg.trainer.precision), cfg.trainer.precision)
-    file = check_file(net.train(), (cfg.data.batch_size, 3, side, side), precision, torch.device("cuda"))
-    if not is_distributed() and not cfg.deterministic and recall_check(file) is not None:
+    file = check_file(net.train(), (batch, 3, side, side), precision, torch.device("cuda"))
+    if not cfg.deterministic and decided_by_first(lambda: recall_check(file) is not None):
         return True
     print(
         f"network not compiled: {trained:,} training images do not pay for it (from {COMPILE_FROM:,} on they do); "
