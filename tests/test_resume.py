@@ -132,12 +132,12 @@ def test_devices_auto_on_one_device_may_be_continued(tmp_path):
 
 
 class Draws(pl.Callback):
-    """Keeps a random number of every epoch, as drop path or a random loss would draw it."""
+    """Keeps the last random number of every epoch, as drop path or a random loss would draw it."""
 
     def __init__(self) -> None:
         self.drawn: dict[int, float] = {}
 
-    def on_train_epoch_start(self, trainer, pl_module):
+    def on_train_batch_end(self, trainer, *given):
         self.drawn[trainer.current_epoch] = float(torch.rand(()))
 
 
@@ -147,6 +147,10 @@ def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
         "callbacks.ema.multi_avg_fn.decay=0.9",
         "trainer.max_epochs=3",
         "data.num_workers=1",  # which reads ahead
+        "scheduler=constant",
+        "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
+        "scheduler.factor=0.5",
+        "+scheduler={patience:0,threshold:0.9}",  # it halves the rates after every epoch but the first
         f"dataset.root={straight}/data/glyphs",
     ]
     here, there = (tmp_path / each / "runs/x" for each in ("one", "two"))
@@ -160,6 +164,16 @@ def test_the_running_mean_and_the_weights_beside_it_go_on(straight, tmp_path):
     mine, theirs = (torch.load(each / "last.ckpt", weights_only=True)["current_model_state"] for each in (here, there))
     for name, value in mine.items():
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)
+
+
+def test_what_early_stopping_has_ended_stays_ended(straight, tmp_path):
+    chosen = [*RUN, "callbacks=early_stopping", "callbacks.early_stopping.patience=1", "trainer.max_epochs=20"]
+    runs = []
+    for _ in range(2):
+        runs.append(train(compose_train(*chosen, f"dataset.root={straight}/data/glyphs"), tmp_path))
+        (tmp_path / "result.json").unlink()
+    assert len(runs[0]["history"]) < 20
+    assert runs[0]["history"] == runs[1]["history"]
 
 
 def test_sigterm_before_the_first_step_is_no_finished_run(straight, tmp_path, monkeypatch):

@@ -79,10 +79,10 @@ def clear_beginning(folder: Path) -> bool:
 
 
 class RunRecord(pl.Callback):
-    """Saves the rows of metrics.csv and the states of the random number generators in every checkpoint.
+    """Saves in every checkpoint what the trainer does not: how a resumed run goes on as if it had not ended.
 
-    metrics.csv on the disk may be newer than the checkpoint, or half written. Rank 0 saves the rows, and each rank its
-    own generators.
+    The rows of metrics.csv, which on the disk may be newer than the checkpoint, or half written; the state of each
+    rank's random number generators; and whether a callback has ended training.
     """
 
     def __init__(self) -> None:
@@ -99,6 +99,7 @@ class RunRecord(pl.Callback):
             "metrics": [_read(logger) for logger in _csv_loggers(trainer)],
             "means": means | {"epoch": trainer.current_epoch, "step": trainer.global_step - 1},
             "rng": gather_objects(rng),
+            "ended": trainer.should_stop,
         }
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict) -> None:
@@ -127,12 +128,17 @@ class RunRecord(pl.Callback):
             writer.save()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Restore the random number generators."""
-        if self._restored is not None:
-            cpu, *cuda = self._restored["rng"][trainer.global_rank]
-            torch.set_rng_state(cpu.cpu())
-            if cuda and pl_module.device.type == "cuda":
-                torch.cuda.set_rng_state(cuda[0].cpu(), pl_module.device)
+        """Restore the random number generators and the end; take the step of a scheduler that the checkpoint lacks."""
+        if self._restored is None:
+            return
+        cpu, *cuda = self._restored["rng"][trainer.global_rank]
+        torch.set_rng_state(cpu.cpu())
+        if cuda and pl_module.device.type == "cuda":
+            torch.cuda.set_rng_state(cuda[0].cpu(), pl_module.device)
+        trainer.should_stop = self._restored.get("ended", False)  # a run may have begun before this was saved
+        for each in trainer.lr_scheduler_configs:
+            if each.reduce_on_plateau:  # the trainer moves it after the checkpoint
+                each.scheduler.step(self._restored["means"][each.monitor])
 
 
 def _move(state: dict[str, Any] | None, folder: str) -> None:
