@@ -138,20 +138,17 @@ CHANGES = {
     **{f"drop_path{rate}": [f"backbone.drop_path={rate}"] for rate in (0.3, 0.6, 0.8)},
     "colors": [*colors(0.4), "dataset.images.hue=0.1", "dataset.images.grayscale=0.2"],
     "gem": ["backbone.pooling=gem"],
-    **{f"lr{rate}": [f"optimizer.lr={rate}"] for rate in ("2e-4", "4e-4")},
-    "constant": ["scheduler=constant"],
+    "lr2e-4": ["optimizer.lr=2e-4"],
     "warmup5": ["optimizer.warmup_epochs=5"],
     "batch90": ["data.batch_size=90"],
     "multi_similarity": ["loss=multi_similarity", "data.images_per_class=5", "data.batch_size=120"],  # of 25 classes
 }
 FIRST = "start seed2 eval256 resize304 crop256 crop288 dim1024 ema layer_decay0.8 lite2 proxy_synthesis metrix"
-SEARCHED_SO = (
-    "start ema0.995 ema0.998 alpha16 metrix_features frozen epochs40 drop_path0.6"  # as MIRRORED, in two folds
-)
-AVERAGED_SO = (  # as AVERAGED, in two folds
-    "start drop_path0.8 lr2e-4 lr4e-4 constant layer_decay0.8 warmup5 batch90+ema0.999 colors multi_similarity frozen"
-)
-# Which changes were tried of the start, of BETTER, LONG and MIRRORED; several together are joined by "+".
+IN_TWO_FOLDS = {  # changes of MIRRORED and of AVERAGED
+    "mirrored": "start ema0.995 ema0.998 alpha16 metrix_features frozen epochs40 drop_path0.6",
+    "averaged": "start drop_path0.8 lr2e-4 layer_decay0.8 warmup5 batch90+ema0.999 multi_similarity frozen",
+}
+# Which changes were tried of the start, of BETTER and of LONG, and in two folds; several together are joined by "+".
 TRIED = {
     "cars_half": {
         "": FIRST,
@@ -162,11 +159,14 @@ TRIED = {
         "better_": "start resize304 drop_path0.6 cosine80 cosine80+fold1",
         "long_": "crop288 dim1024 layer_decay0.8 drop_path0.6 colors gem metrix lr2e-4 metrix+dim1024 "
         "metrix+dim1024+drop_path0.6 features flip",
-        "mirrored_": " ".join(f"{each} {each}+fold1" for each in SEARCHED_SO.split()),
-        "averaged_": " ".join(f"{each} {each}+fold1" for each in AVERAGED_SO.split()),
+        **{
+            f"{name}_": " ".join(f"{each} {each}+fold1" for each in changes.split())
+            for name, changes in IN_TWO_FOLDS.items()
+        },
     },
 }
 CUB_BEST = ["experiment=cub_best", "dataset=folder", "recipe=cub", *LITE0[1:]]  # its own network
+CURRENT = ["callbacks=none", "backbone.drop_path=0.4"]  # the weights after the last step, no average
 
 
 def by_seed(name: str, seeds: Iterable[int], *overrides: str) -> Runs:
@@ -328,7 +328,8 @@ STUDIES = {
     "cars_half_best": lambda: by_seed("", range(1, 4), "experiment=cars_best", *CARS),
     "cars_half_best_central": lambda: by_seed("", range(1, 4), "experiment=cars_best", *CARS, SMALL_BORDER[0]),
     "cub_half_best": lambda: by_seed("", range(1, 4), *CUB_BEST),
-    "cub_half_best_head": lambda: by_seed("", range(1, 4), *CUB_BEST, "backbone.search_with=null"),
+    "cub_half_best_current": lambda: by_seed("", range(1, 4), *CUB_BEST, *CURRENT),
+    "cub_half_best_head": lambda: by_seed("", range(1, 4), *CUB_BEST, *CURRENT, "backbone.search_with=null"),
     "cars_half_seconds": lambda: at_their_best("cars_half_losses", SEARCHED, CARS, seeds=[1]),
     "cars_half_alpha_delta": alpha_delta,
     "cars_half_dimension": dimensions,

@@ -30,6 +30,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = REPOSITORY / "docs" / "results", REPOSITORY / "benchmarks" / "results"
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SETS = {"Cars-196": "cars_half", "CUB-200-2011": "cub_half"}
+CURRENT = "callbacks=none backbone.drop_path=0.4"  # study.py's
 NAMES = {"losses": "loss", "methods": "method"}
 Rows = list[dict[str, Any]]
 
@@ -120,22 +121,6 @@ def early_stopping() -> Rows:
                 row[f"epochs, patience {patience}"] = ", ".join(str(last) for _, last in ends)
             rows.append(row)
     return rows
-
-
-def half_cars_devices() -> Rows:
-    """The same training on several GPUs."""
-    runs = read("fast_seed1", "fast_devices2_seed1", "fast_devices4_seed1", folder="cars_half_first_edition")
-    return [
-        {
-            "GPUs": run["num_devices"],
-            "best Recall@1": recall([run], "best"),
-            "its epoch": run["best"]["epoch"],
-            "last Recall@1": recall([run], "last"),
-            **{f"best @{k}": recall([run], "best", k) for k in (2, 4, 8)},
-            "s / epoch": f"{run['seconds_per_epoch']:.2f}",
-        }
-        for run in runs
-    ]
 
 
 def float32_precision() -> Rows:
@@ -324,8 +309,9 @@ def image_sizes() -> Rows:
 def recipe_search(study: str) -> Rows:
     """Changes of a recipe, one run each, by Recall@1 in the half of the training classes that did not train."""
     [start] = read("start", folder=study)
-    names = sorted(file.stem for file in (RESULTS / study).glob("*.json"))  # mirrored_*, *+fold1: `two_folds`
-    runs = read(*(each for each in names if "fold1" not in each and not each.startswith("mirrored_")), folder=study)
+    names = sorted(file.stem for file in (RESULTS / study).glob("*.json"))
+    others = ("mirrored_", "averaged_")  # `two_folds`
+    runs = read(*(each for each in names if "fold1" not in each and not each.startswith(others)), folder=study)
     rows = []
     for run in sorted(runs, key=lambda each: -each["last"]["recall"]["1"]):
         row = {"changed": changes(start, run)}
@@ -334,23 +320,24 @@ def recipe_search(study: str) -> Rows:
     return rows
 
 
-def two_folds() -> Rows:
-    """Changes of the long recipe on CUB, and of how it searches, by Recall@1 in both halves of the training classes."""
+def two_folds(begin: str, *prefixes: str) -> Rows:
+    """Changes of a recipe on CUB by what they reach in both halves of the training classes: the rows of these prefixes.
+
+    By MAP@R where the records have it, or by Recall@1, at the last epoch. begin: the run whose changes are named.
+    """
     rows, study = [], "cub_half_recipe_search"
-    [start] = read("better_cosine80", folder=study)
-    for file in sorted((RESULTS / study).glob("*+fold1.json")):
+    [start] = read(begin, folder=study)
+    for file in sorted(file for each in prefixes for file in (RESULTS / study).glob(f"{each}*+fold1.json")):
         runs = read(file.stem.removesuffix("+fold1"), file.stem, folder=study)
         row = {"changed": changes(start, runs[0])}
+        if "map_at_r" in runs[0]["last"]:
+            row["MAP@R, mean"] = sum(100 * run["last"]["map_at_r"] for run in runs) / 2
         row |= {f"last, fold {fold}": recall([run], "last") for fold, run in enumerate(runs)}
-        rows.append(
-            row
-            | {
-                f"{epoch}, mean": Spread.of(100 * run[epoch]["recall"]["1"] for run in runs)
-                for epoch in ("last", "best")
-            }
-        )
-    rows.sort(key=lambda row: -row["last, mean"].mean)
-    return [row | {key: f"{row[key].mean:.1f}" for key in ("last, mean", "best, mean")} for row in rows]
+        for epoch in ("last", "best"):
+            row[f"{epoch}, mean"] = sum(100 * run[epoch]["recall"]["1"] for run in runs) / 2
+        rows.append(row)
+    rows.sort(key=lambda row: -row.get("MAP@R, mean", row["last, mean"]))
+    return [{key: f"{value:.1f}" if isinstance(value, float) else value for key, value in row.items()} for row in rows]
 
 
 def changes(start: dict[str, Any], run: dict[str, Any]) -> str:
@@ -370,7 +357,8 @@ def best_recipes() -> Rows:
         (cars, "cars_half_best", "experiment=cars_best"),
         (cars, "cars_half_best_central", "experiment=cars_best dataset.images.resize=288"),
         (cub, "cub_half_best", "experiment=cub_best"),
-        (cub, "cub_half_best_head", "experiment=cub_best backbone.search_with=null"),
+        (cub, "cub_half_best_current", f"experiment=cub_best {CURRENT}"),
+        (cub, "cub_half_best_head", f"experiment=cub_best {CURRENT} backbone.search_with=null"),
     ):
         runs = [run for each in by_name(folder).values() for run in each]
         alone = [run for run in runs if run["parallel_jobs"] == 1]
@@ -418,8 +406,10 @@ def throughput() -> Rows:
 
 def devices() -> Rows:
     """Training on several GPUs as a share of as many single ones."""
+    images = {"cars": "half of Cars-196", "sop": "SOP's size"}
     return [
         {
+            "images": next(name for key, name in images.items() if f"dataset={key} " in row["overrides"]),
             "commit": row["commit"],
             "GPUs": row["devices"],
             "batch": row["batch"],
@@ -427,8 +417,19 @@ def devices() -> Rows:
             "of as many single ones": f"{row['efficiency']:.2f}",
             "evaluating images/s": f"{row['eval_per_s']:,.0f}",
             "s / epoch": f"{row['s_per_epoch']:.2f}",
+            "best Recall@1": f"{row['recall_at_1']:.1f}" if "dataset=cars " in row["overrides"] else "-",
         }
-        for row in latest("devices")
+        for row in records("devices")
+    ]
+
+
+def ddp() -> Rows:
+    """A step on several GPUs by the arguments of torch's wrapper."""
+    keys = {"commit": "commit", "GPUs": "devices", "images per GPU": "per_gpu", "form": "form"}
+    return [
+        {title: row[key] for title, key in keys.items()}
+        | {"a step, ms": f"{row['step_ms']:.1f}", "speed": f"{row['share']:.2f}"}
+        for row in records("ddp")
     ]
 
 
@@ -568,7 +569,6 @@ TABLES: dict[str, Callable[[], Rows]] = {
             early_stopping,
             half_cars,
             half_cub,
-            half_cars_devices,
             float32_precision,
             losses_seconds,
             noise,
@@ -580,10 +580,10 @@ TABLES: dict[str, Callable[[], Rows]] = {
             batch_sizes,
             image_sizes,
             methods_seconds,
-            two_folds,
             best_recipes,
             throughput,
             devices,
+            ddp,
             fast_start,
             compiled,
             allocator,
@@ -595,6 +595,10 @@ TABLES: dict[str, Callable[[], Rows]] = {
 TABLES |= {f"{kind}_search": partial(searched, kind) for kind in NAMES}
 TABLES |= {kind: partial(at_their_best, kind) for kind in NAMES}
 TABLES |= {f"{each}_recipe_search": partial(recipe_search, f"{each}_recipe_search") for each in SETS.values()}
+TABLES |= {
+    "mirrored": partial(two_folds, "better_cosine80", "better_", "mirrored_"),
+    "averaged": partial(two_folds, "averaged_start", "averaged_"),
+}
 COMPUTED = {
     "scale_training": partial(scale.table, scale.TRAINING),
     "scale_gallery": partial(scale.table, scale.GALLERY),

@@ -144,8 +144,9 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_record_of_a_study_holds_no_path_of_the_machine(study, tmp_path: Path, monkeypatch) -> None:
     def train(cfg: Any, folder: Path, callbacks: list[Any]) -> dict[str, Any]:
         embeddings = torch.polar(torch.ones(4), torch.tensor([0, 0.2, 0.5, 0.9]))  # the third finds the second
-        recall, splits = RecallCallback(1), Mock(searched="test", query=Mock(labels=[0, 0, 1, 1]))
-        recall.metrics["test"].update(torch.view_as_real(embeddings), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+        recall, labels = RecallCallback(1), torch.tensor([0, 0, 1, 1])
+        recall.metrics["test"].update(torch.view_as_real(embeddings), labels, torch.arange(4))
+        splits = Mock(searched="test", query=Mock(labels=labels))
         for each in callbacks:
             each.on_train_end(Mock(callbacks=[recall], datamodule=Mock(splits=splits)), Mock(device="cpu"))
         result = {"csv": str(cfg.dataset.csv), "root": str(cfg.dataset.root), "folder": str(folder)}
