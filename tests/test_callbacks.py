@@ -40,7 +40,7 @@ def test_a_run_stops_early_and_logs_learning_rates_and_settings(
     stops = ["callbacks=[early_stopping,lr_monitor]", "callbacks.early_stopping.patience=1", "trainer.max_epochs=4"]
     # The second epoch cannot be better than the first by the whole range.
     stops += ["+callbacks.early_stopping.min_delta=1", "trainer.log_every_n_steps=1", f"dataset.root={tmp_path}/data"]
-    cfg = compose_train(*TINY_GLYPHS, *stops)
+    cfg = compose_train(*TINY_GLYPHS, *stops, "scheduler.step_size=1", "scheduler.gamma=0.5")
     folder = tmp_path / "run"
     result = train(cfg, folder)
     assert (result["last"]["epoch"], result["max_epochs"]) == (2, 4)
@@ -54,6 +54,6 @@ def test_a_run_stops_early_and_logs_learning_rates_and_settings(
     rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
     expected = {"backbone": cfg.optimizer.lr, "head": cfg.optimizer.lr, "proxies": 100 * cfg.optimizer.lr}
     for name, rate in expected.items():
-        assert [float(row[f"lr/{name}"]) for row in rows if row[f"lr/{name}"]] == pytest.approx([rate, rate])
+        assert [float(row[f"lr/{name}"]) for row in rows if row[f"lr/{name}"]] == pytest.approx([rate, rate / 2])
         assert any(row[f"lr-AdamW/{name}"] for row in rows)
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["optimizer"]["lr"] == cfg.optimizer.lr

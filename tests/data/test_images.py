@@ -53,6 +53,7 @@ def solid(mode: str, colour) -> Image.Image:
         (solid("RGBA", (0, 0, 0, 51)), (204, 204, 204)),
         (solid("PA", (0, 0)), WHITE),
         (solid("I", 120), GREY),
+        (solid("I", 120 * 257), GREY),  # a PGM of 16 bits
         (solid("I", -5), (0, 0, 0)),
         (solid("F", 120.0), GREY),
         (solid("F", 0.5), (127, 127, 127)),  # floats up to 1 are shares of white

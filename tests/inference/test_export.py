@@ -160,6 +160,6 @@ def test_bad_requests_are_one_line(make_checkpoint: Callable, tmp_path: Path, mo
     one_line(export, trained, "tflite", tmp_path / "out", match="format=tflite is not known")
     one_line(export, trained, "safetensors", tmp_path, match="already holds something")
     gem = EmbeddingNet("test_resnet", 16, pretrained=False, pooling="gem", image_size=32)
-    one_line(export, gem, "timm", tmp_path / "out", match="format=timm has no place for what pooling=gem learned")
+    one_line(export, gem, "timm", tmp_path / "out", match="format=timm cannot hold pooling=gem: use")
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "onnxscript" else name)
     one_line(export, trained, "onnx", tmp_path / "out", match=r"needs onnxscript: pip install -e '.\[export\]'")

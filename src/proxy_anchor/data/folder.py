@@ -71,7 +71,9 @@ def load_folder(
     else:
         splits = _make_splits(name, groups.get("train", []), groups.get("query", []), groups.get("gallery"))
     if left_out:
-        note = f"files that Pillow does not read as images are left out: {counted_suffixes(left_out)}."
+        note = (
+            f"files that are no images for Pillow, or in no class folder, are left out: {counted_suffixes(left_out)}."
+        )
         splits = replace(splits, notice=f"{splits.notice} {note}".strip())
     if verify_files:
         require_files([path for table in splits.tables.values() for path in table.paths], splits.name)
@@ -105,6 +107,8 @@ def _rows_of_classes(root: Path, left_out: Counter[str]) -> list[Row]:
     if not (folders := _class_folders(root)):
         suffixes = " ".join(sorted(image_suffixes()))
         raise UsageError(f"{root} has no class folders: put each class's images ({suffixes}) in its own sub-folder.")
+    loose = (path.suffix.lower() for path in root.iterdir() if path.is_file() and not is_hidden(Path(path.name)))
+    left_out.update(each for each in loose if each in image_suffixes())
     for folder in folders:
         images, others = images_below(folder)
         if not images:
@@ -188,7 +192,15 @@ def _read_list(file: Path) -> pd.DataFrame:
     """Stripped cells of a list by column and line number, without empty lines."""
     try:
         # Blank lines are kept until each row has its line number. utf-8-sig: spreadsheets write a byte-order mark.
-        cells = pd.read_csv(file, header=None, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig")
+        cells = pd.read_csv(
+            file,
+            header=None,
+            dtype=str,
+            na_filter=False,
+            skip_blank_lines=False,
+            encoding="utf-8-sig",
+            skipinitialspace=True,
+        )
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise UsageError(
             f"{file} is not a well-formed CSV file ({reason_of(error)}): look for a quote that is not "

@@ -131,9 +131,7 @@ def _read_onnx(folder: Path) -> Callable[[Tensor], Tensor]:
 
 def _write_timm(net: EmbeddingNet, folder: Path) -> None:
     if net.pool.state_dict():
-        raise UsageError(
-            f"format=timm has no place for what pooling={net.config['pooling']} learned: use safetensors, onnx or pt2."
-        )
+        raise UsageError(f"format=timm cannot hold pooling={net.config['pooling']}: use safetensors, onnx or pt2.")
     crop = net.prepare.crop
     config = net.describe()
     config["pretrained_cfg"] = {

@@ -87,11 +87,14 @@ def make_scheduler(make: partial[LRScheduler], optimizer: Optimizer, total_steps
     """Lightning's `lr_scheduler` entry; the schedule moves once per epoch.
 
     Where its `T_max` or `total_steps` is given as None, that is the number of steps of the run, and it moves once per
-    step.
+    step. Its `max_lr`, `base_lr` and `min_lr` are of the network, as the optimizer's: other groups keep their multiple.
     """
     steps = {key: max(1, total_steps) for key in ("T_max", "total_steps") if make.keywords.get(key, 0) is None}
+    multiples = [group["lr"] / optimizer.defaults["lr"] for group in optimizer.param_groups]
+    given = {"max_lr", "base_lr", "min_lr"} & {*make.keywords}
+    rates = {key: [each * make.keywords[key] for each in multiples] for key in given}
     return {
-        "scheduler": make(optimizer, **steps),
+        "scheduler": make(optimizer, **steps, **rates),
         "interval": "step" if steps else "epoch",
         "monitor": "train/loss_epoch",  # of ReduceLROnPlateau
     }

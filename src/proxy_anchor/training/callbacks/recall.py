@@ -98,6 +98,7 @@ class RecallCallback(pl.Callback):
         self.history: list[EpochResult] = []
         self.selected_embeddings: list[Tensor] = []
         self._train_start = self._eval_start = 0.0
+        self._rates: dict[str, float] = {}
 
     @property
     def best(self) -> EpochResult:
@@ -159,6 +160,13 @@ class RecallCallback(pl.Callback):
         """Start the clock of the epoch."""
         self._train_start = time.perf_counter()
 
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Keep the learning rates of the step: at the evaluation the schedule has moved on."""
+        groups = enumerate(optimizer.param_groups)
+        self._rates = {f"lr/{group.get('name', number)}": group["lr"] for number, group in groups}
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -212,9 +220,7 @@ class RecallCallback(pl.Callback):
             self.history.append(result)
         pl_module.log("search_seconds", result.search_seconds)
         # With the evaluation, not at the start of an epoch, so that a resumed run logs the same rows.
-        for optimizer in trainer.optimizers:
-            for number, group in enumerate(optimizer.param_groups):
-                pl_module.log(f"lr/{group.get('name', number)}", group["lr"])
+        pl_module.log_dict(self._rates)
         for name, each in values.items():
             pl_module.log_dict({f"{name}/{key}": value for key, value in each.items()})
         pl_module.log(SELECTING, (result.validation or result.recall)[self.k[0]], logger=False)
