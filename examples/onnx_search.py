@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 
 model, gallery, query = map(Path, sys.argv[1:] if len(sys.argv) == 4 else sys.exit(__doc__))
 session = onnxruntime.InferenceSession(model / "model.onnx")
@@ -18,7 +18,7 @@ images = json.loads((model / "config.json").read_text())["images"]
 
 def embed(path: Path) -> np.ndarray:
     """Unit vector (D,) of an image: shorter side to `resize` (null: all to `crop`), central square, network."""
-    image, crop, resize = Image.open(path).convert("RGB"), images["crop"], images["resize"]
+    image, crop, resize = ImageOps.exif_transpose(Image.open(path)).convert("RGB"), images["crop"], images["resize"]
     size = [resize * side // min(image.size) if resize else crop for side in image.size]
     left, top = (round((side - crop) / 2) for side in size)
     image = image.resize(size, Image.Resampling.BILINEAR).crop((left, top, left + crop, top + crop))

@@ -141,18 +141,18 @@ def test_the_example_needs_no_torch_and_gives_the_same_similarities(
     assert [float(value) for value, _ in printed] == pytest.approx([hit.similarity for hit in hits], abs=6e-4)
 
 
-@pytest.mark.parametrize(("resize", "cropped"), [(36, (32 / 36, "center")), (None, (1.0, "squash"))])
+@pytest.mark.parametrize(("crop", "resize", "mode"), [(32, 36, "center"), (24, 59, "center"), (32, None, "squash")])
 def test_timm_folder_is_a_timm_model(
-    make_checkpoint: Callable, tmp_path: Path, resize: int | None, cropped: tuple
+    make_checkpoint: Callable, tmp_path: Path, crop: int, resize: int | None, mode: str
 ) -> None:
     import timm
 
-    export(load_trained(make_checkpoint(resize=resize)), "timm", tmp_path / "out")
+    export(load_trained(make_checkpoint(crop=crop, resize=resize)), "timm", tmp_path / "out")
     backbone = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     settings = timm.data.resolve_model_data_config(backbone)
-    assert list(settings["input_size"]) == [3, 32, 32]
-    assert (settings["crop_pct"], settings["crop_mode"]) == cropped
-    assert settings["interpolation"] == "bilinear"
+    assert list(settings["input_size"]) == [3, crop, crop]
+    assert (settings["crop_mode"], settings["interpolation"]) == (mode, "bilinear")
+    assert timm.data.create_transform(**settings).transforms[0].size in (resize, (crop, crop))
 
 
 def test_bad_requests_are_one_line(make_checkpoint: Callable, tmp_path: Path, monkeypatch) -> None:

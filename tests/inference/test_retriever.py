@@ -16,6 +16,7 @@ from proxy_anchor import Retriever
 from proxy_anchor.data.images import read_rgb
 from proxy_anchor.errors import UsageError
 from proxy_anchor.inference import embedder as embedder_module
+from proxy_anchor.inference.app import pictures
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.gallery import open_index, warn_of_collapse
@@ -62,6 +63,8 @@ def test_objects_of_a_list_are_searched(make_checkpoint: Callable, tmp_path: Pat
     for query in (pixels[:, 40:80], names[1]):
         hit = retriever.search(query, k=3)[0][0]
         assert (hit.name, hit.label, hit.similarity) == (names[1], "b", pytest.approx(1, abs=1e-6))
+    assert pictures.ratio(names[0].replace("40,40", "40,20")) == 2
+    assert pictures.original(names[0])[0] == (tmp_path / "photo.png").read_bytes()
     (tmp_path / "list.csv").write_text("\n".join(lines[:3]))
     assert retriever.update(tmp_path / "list.csv", progress=False) == (0, 1)
 
@@ -113,8 +116,10 @@ def test_arrays_and_bytes_have_names(make_checkpoint: Callable, gallery: Path) -
     images = [np.asarray(read_rgb(gallery / "cat" / "0.png")), (gallery / "cat" / "1.png").read_bytes()]
     retriever = Retriever.from_pretrained(make_checkpoint()).index(images)
     assert [item.name for item in retriever.items.values()] == ["image 0", "image 1"]
-    retriever.add(images, ["x", "y"], progress=False)
-    assert [(item.name, item.label) for item in retriever.items.values()][2:] == [("image 2", "x"), ("image 3", "y")]
+    retriever.add([images[0], b"broken", images[1]], ["x", "-", "y"], progress=False)
+    assert [(item.name, item.label) for item in retriever.items.values()][2:] == [("image 2", "x"), ("image 4", "y")]
+    assert retriever.add(images, progress=False) == [5, 6]
+    assert len(retriever) == 6
 
 
 def test_saved_index_is_the_same_index(retriever: Retriever, gallery: Path, make_checkpoint, tmp_path: Path) -> None:
@@ -236,6 +241,11 @@ def test_open_index_follows_its_folder(make_checkpoint, gallery: Path, tmp_path,
     (gallery / "eel" / "0.png").unlink()  # nothing else is new
     open_index(checkpoint, gallery, folder)
     assert len(open_index(checkpoint, None, folder)) == 14
+    one_line(open_index, checkpoint, None, folder, kind="HNSW32", match="is of kind=exact: remove it, or leave kind=")
+    for label in ("cat", "tom"):  # a class that changes in the list alone is kept as well
+        (gallery / "list.csv").write_text(f"path,label\ncat/0.png,{label}\n")
+        open_index(checkpoint, gallery / "list.csv", tmp_path / "other")
+    assert [item.label for item in open_index(checkpoint, None, tmp_path / "other").items.values()] == ["tom"]
 
 
 @pytest.mark.parametrize(("angle", "said"), [(0, True), (11, True), (12, False)])
@@ -269,6 +279,7 @@ def test_vote_weighs_by_similarity() -> None:
     ("call", "reason"),
     [
         (lambda r, g: r.save(g), "something else than an index"),
+        (lambda r, g: (r.save(g / "i"), (g / "i/mine.txt").touch(), r.save(g / "i")), "something else than an index"),
         (lambda r, g: r.search(g / "cat" / "0.png", k=16), "K=16 is larger than the gallery: it has 15 images"),
         (lambda r, g: r.search(b"nothing", k=1), "1 of 1 images: the image cannot be read"),
         (lambda r, g: r.index([b"nothing"]), "none of the 1 images can be read"),

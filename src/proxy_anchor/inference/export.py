@@ -137,7 +137,7 @@ def _write_timm(net: EmbeddingNet, folder: Path) -> None:
     config["pretrained_cfg"] = {
         "input_size": (3, crop, crop),
         "interpolation": "bilinear",
-        "crop_pct": crop / (net.prepare.resize or crop),
+        "crop_pct": crop / (net.prepare.resize + 0.001) if net.prepare.resize else 1.0,  # timm rounds the side down
         "crop_mode": "center" if net.prepare.resize else "squash",
         "mean": net.config["mean"],
         "std": net.config["std"],

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxy_anchor.errors import counted
+from proxy_anchor.errors import UsageError, counted
 from proxy_anchor.inference.checkpoint import load_trained
 from proxy_anchor.inference.retriever import INDEX_FILE, Retriever
 from proxy_anchor.training.callbacks.health import COLLAPSED, mean_similarity
@@ -32,11 +32,14 @@ def open_index(
     retriever = Retriever(load_trained(checkpoint), **options)
     if index is not None and (gallery is None or Path(index, INDEX_FILE).is_file()):
         retriever.load(index)
+        if (wanted := options.get("kind", "exact")) not in ("exact", retriever.kind):
+            raise UsageError(f"index={index} is of kind={retriever.kind}: remove it, or leave kind={wanted} out.")
+    before = dict(retriever.items)  # with their labels
     if gallery is not None:
         shards = None if index is None else Path(index).with_name(f".{Path(index).name}.parts")
         added, removed = retriever.update(gallery, shards=shards)
         report_skipped(retriever.skipped)
-        if index is not None and (added or removed):
+        if index is not None and retriever.items != before:
             retriever.save(index)
             print(f"index {index}: {added:,} images added or changed, {removed:,} removed")
         if shards is not None:

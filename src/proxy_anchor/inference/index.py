@@ -155,7 +155,7 @@ class VectorIndex:
 
                 file = folder / FAISS_FILE
                 self._faiss = faiss.read_index(str(file))
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, EOFError, TypeError) as error:
             raise UsageError(f"{file} is missing or damaged: build the index again.") from error
         if tuple(self.vectors.shape) != (len(ids), self.dim) or (self._faiss and self._faiss.ntotal != len(ids)):
             raise UsageError(f"{folder} lists {len(ids)} images but holds {len(self.vectors)} vectors: build it again.")

@@ -19,7 +19,7 @@ from proxy_anchor.errors import UsageError
 from proxy_anchor.inference.checkpoint import load_trained, written_whole
 from proxy_anchor.inference.embedder import Embedder
 from proxy_anchor.inference.hits import Hit
-from proxy_anchor.inference.index import VectorIndex
+from proxy_anchor.inference.index import FAISS_FILE, VECTORS_FILE, VectorIndex
 from proxy_anchor.models.embedding_net import EmbeddingNet
 from proxy_anchor.retrieval.reranking import rerank
 from proxy_anchor.retrieval.rows import check_k
@@ -27,6 +27,7 @@ from proxy_anchor.retrieval.threshold import Threshold, calibrate_threshold
 
 INDEX_FORMAT = 3
 INDEX_FILE = "index.json"
+INDEX_FILES = {INDEX_FILE, VECTORS_FILE, FAISS_FILE}
 _RERANKED = 100  # nearest neighbours, at least, that re-ranking reorders
 
 
@@ -153,8 +154,8 @@ class Retriever:
         if not done.rows:
             raise UsageError(f"none of the {len(images)} images can be read: {shorten([r for _, r in self.skipped])}")
         self.remove([names[row] for row in done.rows if names[row] in self._ids])
-        ids = np.arange(first, first + len(done.rows))
-        self._next_id += len(ids)
+        ids = first + np.array(done.rows)  # an unreadable image has its number too
+        self._next_id += len(images)
         self._index.add(ids, done.embeddings)
         for id_, row in zip(ids.tolist(), done.rows, strict=True):
             label = None if labels is None or labels[row] is None else str(labels[row])
@@ -261,7 +262,7 @@ class Retriever:
             UsageError: when the folder holds something else than an index.
         """
         folder = Path(folder).resolve()  # a link stays, and its target is replaced
-        if folder.exists() and not (folder / INDEX_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or {each.name for each in folder.iterdir()} - INDEX_FILES):
             raise UsageError(f"{folder} holds something else than an index: choose another folder.")
         content = {
             "format": INDEX_FORMAT,
@@ -294,7 +295,7 @@ class Retriever:
                 items = {id_: Item(str(name), label, str(key)) for id_, name, label, key in content["images"]}
                 ids = np.array(list(items), dtype=np.int64)
                 threshold = None if content["threshold"] is None else Threshold(**content["threshold"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"{file} is damaged: build the index again.") from error
         if version != INDEX_FORMAT:
             raise UsageError(

@@ -72,7 +72,7 @@ def calibrate_threshold(
         raise UsageError(
             "a threshold needs labelled images of two classes or more, one of them with two images or more."
         )
-    allowed = int(false_accept_rate * len(negatives))
+    allowed = int(false_accept_rate * len(negatives) + 1e-6)  # 0.29 * 100 is below 29
     threshold = -1.0
     if allowed < len(negatives):
         # Halfway between the rejected and the accepted pair, because a later search may round differently.

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from proxy_anchor.data.images import make_thumbnail, open_image, read_rgb, upright_size
+from proxy_anchor.data.table import split_box
 from proxy_anchor.errors import UsageError
 
 SHOWN = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # Pillow's names of what browsers show
@@ -16,9 +17,10 @@ THUMBNAIL_PX = (800, 400)  # twice the shown size, for screens of two pixels per
 @lru_cache(200_000)
 def ratio(file: str) -> float:
     """Width / height, from the header; 1 for an unreadable image."""
+    path, box = split_box(Path(file))
     try:
-        with open_image(Path(file)) as image:
-            height, width = upright_size(image)
+        with open_image(path) as image:
+            height, width = upright_size(image) if box is None else (box[3], box[2])
     except UsageError:
         return 1.0
     return round(width / height, 3)
@@ -31,12 +33,16 @@ def thumbnail(file: str) -> tuple[bytes, str]:
 
 
 def original(file: str) -> tuple[bytes, str]:
-    """(content, type) of the file as it is, or as a PNG where browsers cannot show it; UsageError if unreadable."""
+    """(content, type) of the file as it is, or as a PNG where browsers cannot show it; UsageError if unreadable.
+
+    Of an object in a box, the whole picture.
+    """
+    path = split_box(Path(file))[0]
     # The type is the content's, so that a file with a picture's name and other content is never served.
-    with open_image(Path(file)) as image:
+    with open_image(path) as image:
         kind = str(image.format)
     if kind in SHOWN:
-        return Path(file).read_bytes(), f"image/{kind.lower()}"
+        return path.read_bytes(), f"image/{kind.lower()}"
     stream = io.BytesIO()
-    read_rgb(Path(file)).save(stream, "PNG")
+    read_rgb(path).save(stream, "PNG")
     return stream.getvalue(), "image/png"
