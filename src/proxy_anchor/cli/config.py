@@ -151,8 +151,7 @@ def further_callbacks(cfg: DictConfig) -> list[pl.Callback]:
     import pytorch_lightning as pl
 
     found = _members(cfg, "callbacks", pl.Callback, "pytorch_lightning.Callback")
-    scored = is_scored(cfg)
-    return [each for each in found.values() if scored or "recall" not in str(getattr(each, "monitor", ""))]
+    return [each for each in found.values() if is_scored(cfg) or "recall" not in str(getattr(each, "monitor", ""))]
 
 
 def describe_stopping(trainer: pl.Trainer) -> str:

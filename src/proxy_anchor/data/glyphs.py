@@ -122,8 +122,7 @@ def draw_glyph(character: str, index: int, *, seed: int = 0, image_size: int = 4
 
 def _field(colours: np.ndarray, size: int) -> Image.Image:
     """Enlarge a small grid of colours to a smooth image."""
-    grid = Image.fromarray(np.clip(colours, 0, 255).astype(np.uint8))
-    return grid.resize((size, size), Image.Resampling.BICUBIC)
+    return Image.fromarray(np.clip(colours, 0, 255).astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC)
 
 
 def _draw_clutter(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int) -> None:

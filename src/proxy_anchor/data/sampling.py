@@ -164,8 +164,7 @@ def evaluation_share(num_images: int, batch_size: int, rank: int, world_size: in
 
 def share_seen(order: ShuffledBatches, epoch: int) -> float:
     """Share of the images in the batches of an epoch, over all ranks."""
-    batches = order.batches(torch.Generator().manual_seed(mix(order.seed, epoch)))
-    return len(batches.unique()) / order.num_images
+    return len(order.batches(torch.Generator().manual_seed(mix(order.seed, epoch))).unique()) / order.num_images
 
 
 def mix(*numbers: int) -> int:

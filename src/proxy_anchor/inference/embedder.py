@@ -166,8 +166,7 @@ class Embedder:
 
     def _batches(self, images: Sequence[ImageInput], todo: Sequence[int]) -> Iterator[_Batch]:
         batches = [(self.batch_size * 3 * self.net.prepare.crop**2, -(-len(todo) // self.batch_size))]
-        few = len(todo) <= _FEW_IMAGES
-        num_workers = 0 if few else fit_workers(self.num_workers, batches, "embed.num_workers")
+        num_workers = 0 if len(todo) <= _FEW_IMAGES else fit_workers(self.num_workers, batches, "embed.num_workers")
         loader: DataLoader = DataLoader(
             [(row, images[row]) for row in todo],  # type: ignore[arg-type]  # any sequence is a Dataset
             batch_size=self.batch_size,

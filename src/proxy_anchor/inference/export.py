@@ -150,8 +150,7 @@ def _write_timm(net: EmbeddingNet, folder: Path) -> None:
 def _read_timm(folder: Path) -> Callable[[Tensor], Tensor]:
     from safetensors.torch import load_file
 
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    net = EmbeddingNet.from_config(config["model"]).eval()
+    net = EmbeddingNet.from_config(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["model"]).eval()
     net.head.load_state_dict(load_file(folder / HEAD_FILE))
     arguments: dict[str, Any] = {"global_pool": ""} if not isinstance(net.pool, nn.Identity) else {}
     net.backbone = timm.create_model(f"local-dir:{folder}", pretrained=True, **arguments).eval()

@@ -190,8 +190,7 @@ def _read_run(folder: Path, searched_in: Path) -> Run:
         # Some records in docs/results are older than "data".
         data = result.get("data") or {key: result[key] for key in ("num_train_images", "num_eval_images")}
     except (ValueError, LookupError, TypeError, yaml.YAMLError) as error:
-        why = error if isinstance(error, UsageError) else type(error).__name__
-        raise UsageError(f"{RESULT_FILE} or {CONFIG_FILE} is damaged ({why})") from error
+        raise UsageError(f"{RESULT_FILE} or {CONFIG_FILE} is damaged ({type(error).__name__})") from error
     if searched != "test":
         raise UsageError("searches held-out classes, as a fold does")
     name = folder.relative_to(searched_in).as_posix() if folder != searched_in else folder.name

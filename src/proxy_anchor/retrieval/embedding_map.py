@@ -33,8 +33,7 @@ def embedding_map(embeddings: Tensor | np.ndarray, *, method: str = "pca", seed:
     if len(rows) > 3 and np.ptp(positions) > _ROUNDING:
         if method == "tsne":
             start = positions / positions[:, 0].std() * 1e-4  # as scikit-learn scales its own PCA
-            perplexity = min(30.0, (len(rows) - 1) / 3)
-            tsne = TSNE(init=start, perplexity=perplexity, random_state=seed)
+            tsne = TSNE(init=start, perplexity=min(30.0, (len(rows) - 1) / 3), random_state=seed)
             with threadpool_limits(1):
                 positions = tsne.fit_transform(rows.astype(np.float32))
         elif method == "umap":
@@ -49,7 +48,6 @@ def _umap(rows: np.ndarray, seed: int) -> np.ndarray:
         from umap import UMAP
     except ImportError as error:
         raise UsageError("method=umap needs umap-learn: pip install umap-learn, or use method=tsne.") from error
-    neighbours = min(15, len(rows) - 1)
     # umap-learn warns about a fixed seed with several jobs.
-    mapper = UMAP(n_neighbors=neighbours, metric="cosine", init="random", random_state=seed, n_jobs=1)
+    mapper = UMAP(n_neighbors=min(15, len(rows) - 1), metric="cosine", init="random", random_state=seed, n_jobs=1)
     return mapper.fit_transform(rows)
