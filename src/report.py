@@ -125,7 +125,7 @@ def _embedded(folders: Sequence[Path]) -> tuple[Splits, dict[str, list[Tensor]]]
     from proxy_anchor.inference.gallery import warn_of_collapse
 
     if not (file := folders[0] / "config.yaml").is_file():
-        raise UsageError(f"{folders[0]} holds no run: {file.name} is missing.")
+        raise UsageError(f"{folders[0]} holds no {file.name}: pass the folder of a finished run, runs/NAME.")
     cfg: Any = OmegaConf.load(file)
     splits = config.load_splits(cfg, training=False)
     tables = [splits.query] if splits.gallery is None else [splits.query, splits.gallery]

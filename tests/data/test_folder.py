@@ -229,7 +229,7 @@ def test_commas_line_separators_and_quotes_in_a_value(images):
     text = "path,label\n"
     for number, name in enumerate(names):
         touch(images / f"extra,{number}.jpg")
-        text += f'"extra,{number}.jpg","{name.replace(chr(34), 2 * chr(34))}"\n'
+        text += f'"extra,{number}.jpg", "{name.replace(chr(34), 2 * chr(34))}"\n'
     assert {name for _, name in all_pairs(load_folder(None, csv_file=make_list(images, text)), images)} == set(names)
 
 

@@ -53,7 +53,6 @@ def solid(mode: str, colour) -> Image.Image:
         (solid("RGBA", (0, 0, 0, 51)), (204, 204, 204)),
         (solid("PA", (0, 0)), WHITE),
         (solid("I", 120), GREY),
-        (solid("I", 120 * 257), GREY),  # a PGM of 16 bits
         (solid("I", -5), (0, 0, 0)),
         (solid("F", 120.0), GREY),
         (solid("F", 0.5), (127, 127, 127)),  # floats up to 1 are shares of white
@@ -71,6 +70,13 @@ def test_high_bit_depths_are_scaled_not_clipped(dtype):
     image = Image.fromarray(np.array([[0, 32768, 65535]], dtype=dtype))
     assert image.mode in ("I;16", "I", "F")
     assert [pixel(images.to_rgb(image), (x, 0))[0] for x in range(3)] == [0, 127, 255]
+
+
+def test_white_is_that_of_the_whole_picture_and_of_16_bits_in_a_pgm(tmp_path):
+    (tmp_path / "dark.pgm").write_bytes(b"P5 2 1 65535\n" + np.array([300, 120 * 257], dtype=">u2").tobytes())
+    assert pixel(images.read_rgb(tmp_path / "dark.pgm"), (1, 0)) == GREY
+    Image.fromarray(np.array([[300, 60_000]], dtype=np.int32)).save(tmp_path / "part.tif")
+    assert pixel(images.read_rgb(tmp_path / "part.tif#xywh=0,0,1,1")) == (1, 1, 1)
 
 
 def test_a_palette_keeps_its_colours_and_its_transparency_shows_white(tmp_path):

@@ -131,6 +131,7 @@ def test_saved_index_is_the_same_index(retriever: Retriever, gallery: Path, make
     assert again.search(query, k=14) == retriever.search(query, k=14)
     assert again.threshold == retriever.threshold
     assert again.add([query.read_bytes()], progress=False) == [15]
+    (tmp_path / "index" / ".DS_Store").touch()
     again.save(tmp_path / "index")  # over itself, mapped files and all
     assert len(Retriever.from_pretrained(make_checkpoint()).load(tmp_path / "index")) == 15
     left = {path.name for path in tmp_path.iterdir()}
@@ -150,6 +151,7 @@ def test_index_of_another_model_is_refused(retriever: Retriever, make_checkpoint
         (lambda folder: (folder / "index.json").write_text("{"), "index.json is damaged"),
         (lambda folder: change(folder, format=2, images=[[0, "a", None, "", 9]]), "another version .* format 2; .* 3"),
         (lambda folder: change(folder, images=[[1, 2]]), "index.json is damaged"),
+        (lambda folder: (folder / "index.json").write_text("[" * 10**5), "index.json is damaged"),
         (lambda folder: change(folder, threshold={"a": 1}), "index.json is damaged"),
     ],
 )
@@ -280,6 +282,7 @@ def test_vote_weighs_by_similarity() -> None:
     [
         (lambda r, g: r.save(g), "something else than an index"),
         (lambda r, g: (r.save(g / "i"), (g / "i/mine.txt").touch(), r.save(g / "i")), "something else than an index"),
+        (lambda r, g: (r.save(g / "i"), (g / "i/index.json").unlink(), r.save(g / "i")), "something else than an ind"),
         (lambda r, g: r.search(g / "cat" / "0.png", k=16), "K=16 is larger than the gallery: it has 15 images"),
         (lambda r, g: r.search(b"nothing", k=1), "1 of 1 images: the image cannot be read"),
         (lambda r, g: r.index([b"nothing"]), "none of the 1 images can be read"),

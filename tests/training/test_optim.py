@@ -9,6 +9,7 @@ import pytest
 import torch
 from commands import compose_train, one_line
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 from proxy_anchor import EmbeddingNet, ProxyAnchorLoss
 from proxy_anchor.cli.config import learning
@@ -97,9 +98,10 @@ def test_a_schedule_over_all_steps_moves_at_each(given: str, expected: tuple[str
 def test_a_schedule_of_absolute_rates_leaves_the_proxies_their_multiple() -> None:
     one_cycle = ["scheduler._target_=torch.optim.lr_scheduler.OneCycleLR", "~scheduler.step_size", "~scheduler.gamma"]
     make = configured(*one_cycle, "+scheduler.total_steps=null", "+scheduler.max_lr=1e-3")["scheduler"]
-    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in (0.1, 10.0)]
-    make_scheduler(make, optimizer := torch.optim.SGD(groups, lr=0.1), total_steps=12)
-    assert [group["max_lr"] for group in optimizer.param_groups] == pytest.approx([1e-3, 0.1])
+    for each in (make, partial(OneCycleLR, total_steps=12, max_lr=[1e-3, 0.1])):  # of each group
+        groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in (0.1, 10.0)]
+        make_scheduler(each, optimizer := torch.optim.SGD(groups, lr=0.1), total_steps=12)
+        assert [group["max_lr"] for group in optimizer.param_groups] == pytest.approx([1e-3, 0.1])
 
 
 def test_the_papers_rates_are_the_defaults_of_the_module_too() -> None:

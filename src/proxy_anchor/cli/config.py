@@ -228,7 +228,8 @@ def whether_to_compile(cfg: DictConfig, net: EmbeddingNet, num_images: int, befo
     batch, side = cfg.data.batch_size // world_size(), cfg.dataset.images.crop
     precision = {"32": "32-true"}.get(str(cfg.trainer.precision), cfg.trainer.precision)
     file = check_file(net.train(), (batch, 3, side, side), precision, torch.device("cuda"))
-    if not cfg.deterministic and decided_by_first(lambda: recall_check(file) is not None):
+    synchronised = world_size() > 1 and cfg.batch_norm == "train"  # other layers, which are made later
+    if not (cfg.deterministic or synchronised) and decided_by_first(lambda: recall_check(file) is not None):
         return True
     print(
         f"network not compiled: {trained:,} training images do not pay for it (from {COMPILE_FROM:,} on they do); "

@@ -103,7 +103,7 @@ def _inspect(path: Path) -> tuple[list[tuple[str, str]], str]:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         with open_image(path) as image:
             image.load()
-            size = to_rgb(cut(upright(image), box)).size
+            size = cut(to_rgb(upright(image)), box).size
             return list(_oddities(image, size, path)), f"{digest} {box}"  # objects of one file are different images
     except (OSError, UnreadableImage) as error:
         return [("corrupt", reason_of(error.__cause__ or error))], ""

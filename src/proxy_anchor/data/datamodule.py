@@ -272,7 +272,7 @@ class ImageDataModule(pl.LightningDataModule):
             worker_init_fn=_leave_process_group,
             multiprocessing_context="fork" if mapped else None,  # inherits the memory map, whose file may be deleted
             # Each pass draws a number: not from torch's generator, on which drop path and random losses depend.
-            generator=torch.Generator(),
+            generator=torch.Generator().manual_seed(self.seed),
             **batches,
         )
 

@@ -114,8 +114,7 @@ def draw_glyph(character: str, index: int, *, seed: int = 0, image_size: int = 4
     while (ground_colour - ink_colour) @ GREY < MIN_CONTRAST:
         ink_colour = rng.uniform(0, 160, 3)
     ink = _field(ink_colour + rng.normal(0, INK_TEXTURE, (2, 2, 3)), image_size)
-    face = FACES[rng.integers(len(FACES))]
-    ground.paste(ink, mask=_posed_mask(character, face, rng, image_size))
+    ground.paste(ink, mask=_posed_mask(character, FACES[rng.integers(len(FACES))], rng, image_size))
     noise = rng.standard_normal((image_size, image_size, 3), dtype=np.float32) * np.float32(rng.uniform(*NOISE))
     return Image.fromarray(np.clip(np.asarray(ground) + noise, 0, 255).astype(np.uint8))
 

@@ -65,10 +65,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
         if not np.isfinite(pixels).all():
             raise ValueError("pixels are not finite")
         brightest = float(pixels.max())
-        if image.mode == "F":
-            white = 1.0 if brightest <= 1 else max(brightest, 255.0)
-        else:  # "I": 16 bits of a PGM too, or 8 or 32
-            white = 255.0 if image.mode == "I" and brightest <= 255 else max(brightest, 65535.0)
+        if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
+            white = 65535.0
+        else:
+            white = 1.0 if image.mode == "F" and brightest <= 1 else max(brightest, 255.0)
         return Image.fromarray((pixels * (255.0 / white)).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")

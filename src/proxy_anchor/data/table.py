@@ -17,8 +17,7 @@ from proxy_anchor.errors import UsageError, counted
 
 def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
     """Natural sort key: '2' before '10', letters as strings."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part], name
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part], name
 
 
 _BOX = re.compile(r"#xywh=(\d+),(\d+),(\d+),(\d+)$")

@@ -161,8 +161,7 @@ class Embedder:
             if folder is not None and pending:
                 _write_shard(folder, [keys[row] for row in pending], table[pending])
         rows = np.flatnonzero(done).tolist()
-        whole = torch.from_numpy(table if len(rows) == len(images) else table[rows])
-        return Embedded(rows, whole, skipped, reused)
+        return Embedded(rows, torch.from_numpy(table if len(rows) == len(images) else table[rows]), skipped, reused)
 
     def _batches(self, images: Sequence[ImageInput], todo: Sequence[int]) -> Iterator[_Batch]:
         batches = [(self.batch_size * 3 * self.net.prepare.crop**2, -(-len(todo) // self.batch_size))]

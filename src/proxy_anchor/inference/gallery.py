@@ -41,7 +41,7 @@ def open_index(
         report_skipped(retriever.skipped)
         if index is not None and retriever.items != before:
             retriever.save(index)
-            print(f"index {index}: {added:,} images added or changed, {removed:,} removed")
+            print(f"index {index} saved: {added:,} images added or changed, {removed:,} removed")
         if shards is not None:
             shutil.rmtree(shards, ignore_errors=True)
     print(f"gallery: {counted(len(retriever), 'image')}", flush=True)

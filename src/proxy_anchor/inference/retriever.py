@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxy_anchor.data.files import is_hidden
 from proxy_anchor.data.folder import list_images
 from proxy_anchor.data.images import ImageInput, input_key
 from proxy_anchor.data.table import shorten
@@ -262,7 +263,8 @@ class Retriever:
             UsageError: when the folder holds something else than an index.
         """
         folder = Path(folder).resolve()  # a link stays, and its target is replaced
-        if folder.exists() and (not folder.is_dir() or {each.name for each in folder.iterdir()} - INDEX_FILES):
+        names = {each.name for each in folder.glob("*") if not is_hidden(Path(each.name))}
+        if folder.is_file() or (names and (INDEX_FILE not in names or names - INDEX_FILES)):
             raise UsageError(f"{folder} holds something else than an index: choose another folder.")
         content = {
             "format": INDEX_FORMAT,

@@ -11,7 +11,7 @@ import torch
 from timm.optim import param_groups_layer_decay
 from torch import nn
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from proxy_anchor.errors import UsageError, check_int, check_number
 from proxy_anchor.models.embedding_net import EmbeddingNet
@@ -83,16 +83,21 @@ def make_optimizer(make: partial[Optimizer], groups: list[dict[str, Any]], *, fu
     return make(groups, **({"fused": fused} | make.keywords if can_be_fused else {}))
 
 
+_RATES: dict[Any, Any] = {OneCycleLR: ["max_lr"], CyclicLR: ["base_lr", "max_lr"], ReduceLROnPlateau: ["min_lr"]}
+
+
 def make_scheduler(make: partial[LRScheduler], optimizer: Optimizer, total_steps: int) -> dict[str, Any]:
     """Lightning's `lr_scheduler` entry; the schedule moves once per epoch.
 
     Where its `T_max` or `total_steps` is given as None, that is the number of steps of the run, and it moves once per
-    step. Its `max_lr`, `base_lr` and `min_lr` are of the network, as the optimizer's: other groups keep their multiple.
+    step. A rate among its arguments (`_RATES`) is the network's, as the optimizer's: other groups keep their multiple.
     """
     steps = {key: max(1, total_steps) for key in ("T_max", "total_steps") if make.keywords.get(key, 0) is None}
-    multiples = [group["lr"] / optimizer.defaults["lr"] for group in optimizer.param_groups]
-    given = {"max_lr", "base_lr", "min_lr"} & {*make.keywords}
-    rates = {key: [each * make.keywords[key] for each in multiples] for key in given}
+    rates = {
+        key: [value * group["lr"] / optimizer.defaults["lr"] for group in optimizer.param_groups]
+        for key, value in make.keywords.items()
+        if key in _RATES.get(make.func, ()) and isinstance(value, (int, float))
+    }
     return {
         "scheduler": make(optimizer, **steps, **rates),
         "interval": "step" if steps else "epoch",

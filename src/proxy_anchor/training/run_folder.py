@@ -79,7 +79,7 @@ def clear_beginning(folder: Path) -> bool:
 
 
 class RunRecord(pl.Callback):
-    """Saves in every checkpoint what the trainer does not: how a resumed run goes on as if it had not ended.
+    """Saves in every checkpoint what the trainer does not: how a resumed run goes on as if it had not been interrupted.
 
     The rows of metrics.csv, which on the disk may be newer than the checkpoint, or half written; the state of each
     rank's random number generators; and whether a callback has ended training.
@@ -112,6 +112,7 @@ class RunRecord(pl.Callback):
         for callback in trainer.checkpoint_callbacks:
             _move(checkpoint["callbacks"].get(callback.state_key), callback.dirpath)  # type: ignore[attr-defined]
         self._restored = record = checkpoint.get(RECORD_KEY)
+        trainer.should_stop = bool(record and record.get("ended"))  # missing where the run began with an older version
         if record is not None and len(record["rng"]) != trainer.world_size:
             raise AgreedError(
                 f"this run began with trainer.devices={len(record['rng'])} and there is another number now, "
@@ -128,14 +129,13 @@ class RunRecord(pl.Callback):
             writer.save()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Restore the random number generators and the end; take the step of a scheduler that the checkpoint lacks."""
+        """Restore the random number generators; take the step of a scheduler that the checkpoint lacks."""
         if self._restored is None:
             return
         cpu, *cuda = self._restored["rng"][trainer.global_rank]
         torch.set_rng_state(cpu.cpu())
         if cuda and pl_module.device.type == "cuda":
             torch.cuda.set_rng_state(cuda[0].cpu(), pl_module.device)
-        trainer.should_stop = self._restored.get("ended", False)  # a run may have begun before this was saved
         for each in trainer.lr_scheduler_configs:
             if each.reduce_on_plateau:  # the trainer moves it after the checkpoint
                 each.scheduler.step(self._restored["means"][each.monitor])

@@ -132,8 +132,7 @@ class Health(pl.Callback):
         count = sum(each for _, each in parts)
         if count < 2:
             return
-        total = torch.stack([each for each, _ in parts if each is not None]).sum(0)
-        similarity = mean_similarity(total, count)
+        similarity = mean_similarity(torch.stack([each for each, _ in parts if each is not None]).sum(0), count)
         pl_module.log("health/mean_similarity", similarity)
         if similarity > COLLAPSED:
             self._warn(

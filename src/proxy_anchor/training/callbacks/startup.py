@@ -47,8 +47,7 @@ def check_compiled(trainer: pl.Trainer, learner: MetricLearner) -> str:
     Returns a description of the result. Raises UsageError where the compiled network is wrong.
     """
     assert learner.compiled is not None
-    with torch.random.fork_rng([learner.device] if learner.device.type == "cuda" else []):  # a DataLoader draws a seed
-        images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
+    images, labels, _ = next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
     images, labels = images.to(learner.device), labels.to(learner.device)
     wrong: UsageError | None = None
     try:
