@@ -409,7 +409,7 @@ def devices() -> Rows:
     images = {"cars": "half of Cars-196", "sop": "SOP's size"}
     return [
         {
-            "images": next(name for key, name in images.items() if f"dataset={key} " in row["overrides"]),
+            "images": next((name for key, name in images.items() if f"dataset={key} " in row["overrides"]), ""),
             "commit": row["commit"],
             "GPUs": row["devices"],
             "batch": row["batch"],
