@@ -53,7 +53,8 @@ def search(cfg: DictConfig) -> list[dict[str, Any]]:
             rows.append(row | ({} if hit.is_match is None else {"match": hit.is_match}) | {"image": hit.name})
     print(format_table(rows))
     run = checkpoint_of(cfg.checkpoint).parent
-    output = Path(config.absolute(cfg.output or str((run if (run / "config.yaml").is_file() else Path()) / "search")))
+    default = run if (run / "config.yaml").is_file() else Path()
+    output = Path(config.absolute(cfg.output or str(default / "search")))
     write_json(output.with_name(f"{output.name}.json"), {"checkpoint": cfg.checkpoint, "queries": listed})
     write_search_page(output.with_name(f"{output.name}.html"), retriever, queries, shown)
     print(f"written: {output}.json and {output}.html")

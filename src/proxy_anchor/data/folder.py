@@ -8,6 +8,7 @@ import random
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -192,15 +193,8 @@ def _read_list(file: Path) -> pd.DataFrame:
     """Stripped cells of a list by column and line number, without empty lines."""
     try:
         # Blank lines are kept until each row has its line number. utf-8-sig: spreadsheets write a byte-order mark.
-        cells = pd.read_csv(
-            file,
-            header=None,
-            dtype=str,
-            na_filter=False,
-            skip_blank_lines=False,
-            encoding="utf-8-sig",
-            skipinitialspace=True,
-        )
+        plain: Any = {"header": None, "dtype": str, "na_filter": False, "skip_blank_lines": False}
+        cells = pd.read_csv(file, encoding="utf-8-sig", skipinitialspace=True, **plain)
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise UsageError(
             f"{file} is not a well-formed CSV file ({reason_of(error)}): look for a quote that is not "

@@ -161,11 +161,13 @@ class Embedder:
             if folder is not None and pending:
                 _write_shard(folder, [keys[row] for row in pending], table[pending])
         rows = np.flatnonzero(done).tolist()
-        return Embedded(rows, torch.from_numpy(table if len(rows) == len(images) else table[rows]), skipped, reused)
+        whole = torch.from_numpy(table if len(rows) == len(images) else table[rows])
+        return Embedded(rows, whole, skipped, reused)
 
     def _batches(self, images: Sequence[ImageInput], todo: Sequence[int]) -> Iterator[_Batch]:
         batches = [(self.batch_size * 3 * self.net.prepare.crop**2, -(-len(todo) // self.batch_size))]
-        num_workers = 0 if len(todo) <= _FEW_IMAGES else fit_workers(self.num_workers, batches, "embed.num_workers")
+        few = len(todo) <= _FEW_IMAGES
+        num_workers = 0 if few else fit_workers(self.num_workers, batches, "embed.num_workers")
         loader: DataLoader = DataLoader(
             [(row, images[row]) for row in todo],  # type: ignore[arg-type]  # any sequence is a Dataset
             batch_size=self.batch_size,

@@ -111,7 +111,8 @@ class EmbeddingNet(SharedNet):
         if ":" in backbone:  # a checkpoint must load without its source
             self.config["backbone"] = trained_with["architecture"]
             _require_same_tensors(self.backbone, backbone, trained_with["architecture"], pooling, image_size)
-        self.pool = POOLINGS["avg+max" if pooling == "auto" else pooling]() if feature_map else nn.Identity()
+        kind = "avg+max" if pooling == "auto" else pooling
+        self.pool = POOLINGS[kind]() if feature_map else nn.Identity()
         if feature_map == "NHWC":
             self.pool = nn.Sequential(Permute([0, 3, 1, 2]), self.pool)
         self.head = nn.Linear(num_features, embedding_dim)

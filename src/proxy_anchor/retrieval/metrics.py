@@ -115,7 +115,8 @@ def metrics_at_r(
         for chunk in row_chunks(len(by_r), 4 * len(problem.gallery)):  # 4: float64, and lists up to the same size
             rows = by_r[chunk]
             r = positives[rows, None]
-            correct = problem.gallery_labels[nearest_at_r(problem, rows, r)] == problem.labels[rows, None]
+            found = nearest_at_r(problem, rows, r)
+            correct = problem.gallery_labels[found] == problem.labels[rows, None]
             average_precision[rows], precision[rows] = _at_r(correct, r)
     return _means(average_precision, precision)
 

@@ -132,7 +132,8 @@ class Health(pl.Callback):
         count = sum(each for _, each in parts)
         if count < 2:
             return
-        similarity = mean_similarity(torch.stack([each for each, _ in parts if each is not None]).sum(0), count)
+        total = torch.stack([each for each, _ in parts if each is not None]).sum(0)
+        similarity = mean_similarity(total, count)
         pl_module.log("health/mean_similarity", similarity)
         if similarity > COLLAPSED:
             self._warn(
